@@ -1,0 +1,18 @@
+"""What a test may ask of the machine: a test that needs more than is there is skipped, and says so."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    wants = {marker.name: marker.args for marker in item.iter_markers()}
+    if not wants.keys() & {"gpu", "gpus", "big"}:
+        return
+    num_gpus, wanted_gpus = torch.cuda.device_count(), wants.get("gpus", (1,))[0]
+    if num_gpus < wanted_gpus:
+        pytest.skip(f"needs {wanted_gpus} CUDA devices, found {num_gpus}")
+    free_gib, wanted_gib = torch.cuda.mem_get_info()[0] / 2**30, wants.get("big", (0,))[0]
+    if free_gib < wanted_gib:
+        pytest.skip(f"needs {wanted_gib} GiB of free GPU memory, found {free_gib:.1f}")
