@@ -1,0 +1,514 @@
+// The child process that runs kernels: the definitions behind shim.h, the launch loops, and a command loop that loads
+// compiled kernels and launches them on operands in shared memory. It knows bytes and addresses, never tensors.
+//
+// Built once without sanitizer instrumentation and linked with the sanitizers' runtime; only the kernels are instrumented.
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include <dlfcn.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#ifdef EMULATOR_SANITIZE
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+#include "shim.h"
+
+namespace emulator {
+
+enum class Approx : int64_t { exact, up, down, mixed };
+static Approx approx = Approx::exact;
+
+[[noreturn]] static void fail(const std::string& message)
+{
+    std::fprintf(stderr, "emulator: %s\n", message.c_str());
+    std::fflush(stderr);
+    std::_Exit(1);
+}
+
+// Which end of the error interval the run takes: +1 further from zero, -1 nearer to zero, 0 the exact value.
+static int side(uint32_t input)
+{
+    switch (approx) {
+    case Approx::up: return 1;
+    case Approx::down: return -1;
+    case Approx::mixed: {
+        // The finaliser of MurmurHash3: every input bit reaches the lowest output bit.
+        input ^= input >> 16;
+        input *= 0x85ebca6bu;
+        input ^= input >> 13;
+        input *= 0xc2b2ae35u;
+        return (input ^ input >> 16) & 1 ? 1 : -1;
+    }
+    default: return 0;
+    }
+}
+
+// The float at the chosen end of [exact - bound, exact + bound]: the furthest one inside, or the nearest to exact where none is.
+static float perturb(double exact, double bound, uint32_t input)
+{
+    const int direction = side(input);
+    const float nearest = (float)exact;
+    if (!direction || !std::isfinite(nearest) || exact == 0) return nearest;
+    const double magnitude = std::fabs(exact), target = magnitude + direction * bound;
+    float result = (float)std::fabs(target);
+    if (direction > 0 ? result > target : result < target) result = std::nextafter(result, direction > 0 ? 0.0f : INFINITY);
+    if (direction > 0 ? result < magnitude : result > magnitude) return nearest;
+    return std::copysign(result, nearest);
+}
+
+// The distance between neighbouring floats at x: 2^-149 for subnormals.
+static double ulp_of(double x)
+{
+    int exponent;
+    std::frexp(x, &exponent);
+    return std::ldexp(1.0, std::max(exponent - 24, -149));
+}
+
+static float within_ulp(double exact, double ulp, float input) { return perturb(exact, ulp * ulp_of(exact), device::__float_as_uint(input)); }
+static float within_ulp(double exact, double ulp, float x, float y)
+{
+    return perturb(exact, ulp * ulp_of(exact), device::__float_as_uint(x) * 31 + device::__float_as_uint(y));
+}
+// A result below 2^-126 has no relative precision: there, the last place counts.
+static float within_relative(double exact, double bound, float input)
+{
+    const double magnitude = std::fabs(exact);
+    return perturb(exact, magnitude < 0x1p-126 ? 0x1p-149 : bound * magnitude, device::__float_as_uint(input));
+}
+static float within_absolute(double exact, double bound, float input) { return perturb(exact, bound, device::__float_as_uint(input)); }
+
+}  // namespace emulator
+
+namespace device {
+
+using namespace emulator;
+
+uint3 threadIdx, blockIdx, blockDim, gridDim;
+
+unsigned __brev(unsigned x)
+{
+    unsigned reversed = 0;
+    for (int k = 0; k < 32; ++k) reversed |= (x >> k & 1u) << (31 - k);
+    return reversed;
+}
+
+// PTX prmt, default mode: a nibble of the selector picks one of 8 bytes; its top bit replicates the byte's sign.
+unsigned __byte_perm(unsigned low, unsigned high, unsigned selector)
+{
+    const uint64_t bytes = (uint64_t)high << 32 | low;
+    unsigned result = 0;
+    for (int k = 0; k < 4; ++k) {
+        const unsigned nibble = selector >> 4 * k & 15u;
+        unsigned byte = bytes >> 8 * (nibble & 7u) & 255u;
+        if (nibble & 8u) byte = byte & 128u ? 255u : 0u;
+        result |= byte << 8 * k;
+    }
+    return result;
+}
+
+// PTX ISA, cvt: float to integer clamps to the integer's range. NaN gives 0 from f32 to a 32-bit type, and otherwise, from
+// f64 or to a 64-bit type, the word whose top bit alone is set.
+template <class T, class F> static T to_integer(F rounded)
+{
+    const bool wide = sizeof(F) == 8 || sizeof(T) == 8;
+    if (std::isnan(rounded)) return wide ? (T)((T)1 << (sizeof(T) * 8 - 1)) : (T)0;
+    const T lowest = (T)-1 < 0 ? (T)((T)1 << (sizeof(T) * 8 - 1)) : (T)0, highest = (T)~lowest;
+    // 2^31, 2^32, 2^63 or 2^64, which every F holds exactly.
+    const F limit = std::ldexp((F)1, sizeof(T) * 8 - ((T)-1 < 0));
+    if (rounded >= limit) return highest;
+    if (rounded < (F)lowest) return lowest;
+    return (T)rounded;
+}
+#define TO_INTEGER(from, F, to, T) \
+    T __##from##2##to##_rz(F x) { return to_integer<T>(std::trunc(x)); } \
+    T __##from##2##to##_rn(F x) { return to_integer<T>(std::nearbyint(x)); } \
+    T __##from##2##to##_rd(F x) { return to_integer<T>(std::floor(x)); } \
+    T __##from##2##to##_ru(F x) { return to_integer<T>(std::ceil(x)); }
+TO_INTEGER(float, float, int, int)
+TO_INTEGER(float, float, uint, unsigned)
+TO_INTEGER(float, float, ll, long long)
+TO_INTEGER(float, float, ull, unsigned long long)
+TO_INTEGER(double, double, int, int)
+TO_INTEGER(double, double, uint, unsigned)
+TO_INTEGER(double, double, ll, long long)
+TO_INTEGER(double, double, ull, unsigned long long)
+
+// PTX ISA, cvt: a NaN becomes the canonical NaN, 0x7fff.
+float f16_value(unsigned short bits)
+{
+    const int exponent = bits >> 10 & 31, mantissa = bits & 1023;
+    const float sign = bits >> 15 ? -1.0f : 1.0f;
+    if (exponent == 31) return mantissa ? __uint_as_float(0x7fffffffu) : sign * INFINITY;
+    // 2^-24 is the unit of subnormals; a normal number has the hidden bit 2^10.
+    return exponent ? sign * std::ldexp((float)(1024 + mantissa), exponent - 25) : sign * std::ldexp((float)mantissa, -24);
+}
+unsigned short f16_bits(float x)
+{
+    if (std::isnan(x)) return 0x7fff;
+    const unsigned short sign = __float_as_uint(x) >> 31 << 15;
+    const float magnitude = std::fabs(x);
+    if (magnitude >= 65520.0f) return sign | 0x7c00;  // half way from the largest, 65504, to 2^16
+    // In units of the last place, 2^(e-10) and at least 2^-24, rounded to nearest even; a carry runs into the exponent.
+    const int exponent = std::max(std::ilogb(magnitude == 0 ? 0x1p-14f : magnitude), -14);
+    const int units = (int)std::nearbyint(std::ldexp(magnitude, 10 - exponent));
+    return sign | (unsigned short)(((exponent + 14) << 10) + units);
+}
+unsigned f16_word(float low, float high) { return f16_bits(low) | (unsigned)f16_bits(high) << 16; }
+static unsigned bf16_bits(float x)
+{
+    if (std::isnan(x)) return 0x7fff;
+    const unsigned bits = __float_as_uint(x);
+    return (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+}
+unsigned bf16_word(float low, float high) { return bf16_bits(low) | bf16_bits(high) << 16; }
+
+// Error bounds of the PTX ISA, "Floating Point Instructions"; inputs and results that are subnormal are kept (no .ftz).
+float ex2_approx(float x) { return within_relative(std::exp2((double)x), 0x1.6a09p-23, x); }  // 2^-22.5 for a result in [1, 2)
+float rcp_approx(float x) { return within_ulp(1.0 / x, 1, x); }
+float lg2_approx(float x)
+{
+    const double exact = std::log2((double)x);
+    return x > 0.5f && x < 2 ? within_absolute(exact, 0x1p-22, x) : within_relative(exact, 0x1p-22, x);
+}
+float sqrt_approx(float x) { return within_relative(std::sqrt((double)x), 0x1p-23, x); }
+float rsqrt_approx(float x) { return within_relative(1 / std::sqrt((double)x), 0x1.125p-23, x); }  // 2^-22.9
+float tanh_approx(float x) { return within_relative(std::tanh((double)x), 0x1p-11, x); }
+// Stated in the range [-2 pi, 2 pi].
+float sin_approx(float x) { return within_absolute(std::sin((double)x), 0x1.6a09p-21, x); }  // 2^-20.5
+float cos_approx(float x) { return within_absolute(std::cos((double)x), 0x1.6a09p-21, x); }
+
+float __fmaf_rn(float x, float y, float z) { return std::fma(x, y, z); }
+double __fma_rn(double x, double y, double z) { return std::fma(x, y, z); }
+float __saturatef(float x) { return x > 0 ? std::fmin(x, 1.0f) : 0.0f; }
+float __frsqrt_rn(float x) { return (float)(1 / std::sqrt((double)x)); }
+
+// Error bounds of the CUDA C++ Programming Guide, "Mathematical Functions", "Intrinsic Functions".
+float __fdividef(float x, float y)
+{
+    const float magnitude = std::fabs(y);
+    if (magnitude > 0x1p126f && std::isfinite(y)) return std::isinf(x) ? __uint_as_float(0x7fffffffu) : std::copysign(0.0f, x) * std::copysign(1.0f, y);
+    return within_ulp((double)x / y, 2, x, y);
+}
+float __expf(float x) { return within_ulp(std::exp((double)x), 2 + std::floor(std::fabs(1.173 * x)), x); }
+float __exp10f(float x) { return within_ulp(std::pow(10.0, (double)x), 2 + std::floor(std::fabs(2.97 * x)), x); }
+static float log_intrinsic(double exact, double absolute, double ulp, float x)
+{
+    return x >= 0.5f && x <= 2 ? within_absolute(exact, absolute, x) : within_ulp(exact, ulp, x);
+}
+float __logf(float x) { return log_intrinsic(std::log((double)x), 0x1.812p-22, 3, x); }  // 2^-21.41
+float __log2f(float x) { return log_intrinsic(std::log2((double)x), 0x1p-22, 2, x); }
+float __log10f(float x) { return log_intrinsic(std::log10((double)x), 0x1p-24, 3, x); }
+float __sinf(float x) { return within_absolute(std::sin((double)x), 0x1.812p-22, x); }  // 2^-21.41 in [-pi, pi]
+float __cosf(float x) { return within_absolute(std::cos((double)x), 0x1.c0dp-22, x); }  // 2^-21.19 in [-pi, pi]
+float __tanf(float x) { return __sinf(x) * rcp_approx(__cosf(x)); }
+float __powf(float x, float y) { return ex2_approx(y * __log2f(x)); }
+
+// The same guide, "Standard Functions": the largest error in ulp over the full range. Double precision is the C library's.
+#define UNARY(name, ulp) \
+    float name##f(float x) { return within_ulp(std::name((double)x), ulp, x); } \
+    double name(double x) { return std::name(x); }
+#define BINARY(name, ulp) \
+    float name##f(float x, float y) { return within_ulp(std::name((double)x, (double)y), ulp, x, y); } \
+    double name(double x, double y) { return std::name(x, y); }
+#define EXACT_UNARY(name) \
+    float name##f(float x) { return std::name(x); } \
+    double name(double x) { return std::name(x); }
+#define EXACT_BINARY(name) \
+    float name##f(float x, float y) { return std::name(x, y); } \
+    double name(double x, double y) { return std::name(x, y); }
+UNARY(exp, 1) UNARY(exp2, 2) UNARY(expm1, 1)
+UNARY(log, 1) UNARY(log2, 1) UNARY(log10, 2) UNARY(log1p, 1)
+UNARY(sin, 2) UNARY(cos, 2) UNARY(tan, 4) UNARY(asin, 2) UNARY(acos, 2) UNARY(atan, 2)
+UNARY(sinh, 3) UNARY(cosh, 2) UNARY(tanh, 2) UNARY(asinh, 3) UNARY(acosh, 4) UNARY(atanh, 3)
+UNARY(erf, 2) UNARY(erfc, 4) UNARY(lgamma, 6) UNARY(tgamma, 5) UNARY(cbrt, 1)
+BINARY(pow, 4) BINARY(atan2, 3) BINARY(hypot, 3)
+EXACT_UNARY(sqrt) EXACT_UNARY(floor) EXACT_UNARY(ceil) EXACT_UNARY(trunc) EXACT_UNARY(round) EXACT_UNARY(rint) EXACT_UNARY(nearbyint)
+EXACT_UNARY(fabs) EXACT_UNARY(logb)
+EXACT_BINARY(fmod) EXACT_BINARY(remainder) EXACT_BINARY(copysign) EXACT_BINARY(nextafter) EXACT_BINARY(fdim)
+EXACT_BINARY(fmin) EXACT_BINARY(fmax)
+
+double exp10(double x) { return std::pow(10.0, x); }
+float exp10f(float x) { return within_ulp(std::pow(10.0, (double)x), 2, x); }
+double rsqrt(double x) { return 1 / std::sqrt(x); }
+float rsqrtf(float x) { return within_ulp(1 / std::sqrt((double)x), 2, x); }
+
+// exp(x^2) erfc(x). From 2^3 on, erfc nears its subnormals: the continued fraction of Abramowitz and Stegun 7.1.14, whose
+// 60 terms are exact to double precision there.
+double erfcx(double x)
+{
+    if (x < 8) return std::exp(x * x) * std::erfc(x);
+    double tail = x;
+    for (int k = 60; k > 0; --k) tail = x + k / 2.0 / tail;
+    return 1 / (tail * std::sqrt(M_PI));
+}
+float erfcxf(float x) { return within_ulp(erfcx((double)x), 4, x); }
+
+static double sine_of_pi(double x)
+{
+    const double turn = std::remainder(x, 2.0), folded = std::fabs(turn) > 0.5 ? std::copysign(1.0, turn) - turn : turn;
+    return std::sin(M_PI * folded);
+}
+double sinpi(double x) { return sine_of_pi(x); }
+double cospi(double x) { return sine_of_pi(0.5 - std::fabs(std::remainder(x, 2.0))); }
+float sinpif(float x) { return within_ulp(sinpi((double)x), 1, x); }
+float cospif(float x) { return within_ulp(cospi((double)x), 1, x); }
+
+float fmaf(float x, float y, float z) { return std::fma(x, y, z); }
+double fma(double x, double y, double z) { return std::fma(x, y, z); }
+float ldexpf(float x, int exponent) { return std::ldexp(x, exponent); }
+double ldexp(double x, int exponent) { return std::ldexp(x, exponent); }
+float frexpf(float x, int* exponent) { return std::frexp(x, exponent); }
+double frexp(double x, int* exponent) { return std::frexp(x, exponent); }
+
+}  // namespace device
+
+namespace emulator {
+
+// A kernel with barriers: a block's threads are fibers, switched at every barrier. One without: a loop.
+struct Fiber {
+    ucontext_t context;
+    char* stack;
+    void* fake_stack;
+    uint3 index;
+    int line;  // of the barrier at which it waits, 0 when the thread has returned
+};
+
+static const size_t STACK_BYTES = 1 << 18;  // a sanitizer writes its report on the stack of the thread that failed
+static std::vector<Fiber> fibers;
+static ucontext_t scheduler;
+static const void* scheduler_stack;
+static size_t scheduler_stack_bytes;
+static void* scheduler_fake_stack;
+static Fiber* running;
+static const Kernel* current_kernel;
+static const Slot* current_slots;
+
+static void start_switch(void** fake_stack, const void* stack, size_t bytes)
+{
+#ifdef EMULATOR_SANITIZE
+    __sanitizer_start_switch_fiber(fake_stack, stack, bytes);
+#else
+    (void)fake_stack, (void)stack, (void)bytes;
+#endif
+}
+
+static void finish_switch(void* fake_stack, const void** stack, size_t* bytes)
+{
+#ifdef EMULATOR_SANITIZE
+    __sanitizer_finish_switch_fiber(fake_stack, stack, bytes);
+#else
+    (void)fake_stack, (void)stack, (void)bytes;
+#endif
+}
+
+static void leave(int line, bool last)
+{
+    Fiber& fiber = *running;
+    fiber.line = line;
+    start_switch(last ? nullptr : &fiber.fake_stack, scheduler_stack, scheduler_stack_bytes);
+    swapcontext(&fiber.context, &scheduler);
+    finish_switch(fiber.fake_stack, &scheduler_stack, &scheduler_stack_bytes);
+}
+
+static void fiber_main()
+{
+    finish_switch(nullptr, &scheduler_stack, &scheduler_stack_bytes);
+    current_kernel->run_thread(current_slots);
+    leave(0, true);
+}
+
+void barrier(int line) { leave(line, false); }
+
+static void run_fibers(size_t count)
+{
+    while (fibers.size() < count) {
+        Fiber fiber{};
+        fiber.stack = (char*)mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (fiber.stack == MAP_FAILED) fail("no memory for the stacks of a block");
+        fibers.push_back(fiber);
+    }
+    size_t next = 0;
+    for (unsigned z = 0; z < device::blockDim.z; ++z)
+        for (unsigned y = 0; y < device::blockDim.y; ++y)
+            for (unsigned x = 0; x < device::blockDim.x; ++x) {
+                Fiber& fiber = fibers[next++];
+                getcontext(&fiber.context);
+                fiber.context.uc_stack.ss_sp = fiber.stack;
+                fiber.context.uc_stack.ss_size = STACK_BYTES;
+                fiber.context.uc_link = nullptr;
+                fiber.fake_stack = nullptr;
+                fiber.index = {x, y, z};
+                makecontext(&fiber.context, fiber_main, 0);
+            }
+    int line;
+    do {
+        for (size_t k = 0; k < count; ++k) {
+            running = &fibers[k];
+            device::threadIdx = running->index;
+            start_switch(&scheduler_fake_stack, running->stack, STACK_BYTES);
+            swapcontext(&scheduler, &running->context);
+            finish_switch(scheduler_fake_stack, nullptr, nullptr);
+        }
+        line = fibers[0].line;
+        for (size_t k = 1; k < count; ++k)
+            if (fibers[k].line != line) {
+                const auto place = [](const Fiber& fiber) {
+                    return fiber.line ? "waits at the barrier of kernel.cu:" + std::to_string(fiber.line) : std::string("has returned");
+                };
+                fail("divergent barrier in " + std::string(current_kernel->name) + ": thread 0 of a block " + place(fibers[0]) + ", thread " +
+                     std::to_string(k) + " " + place(fibers[k]));
+            }
+    } while (line);
+}
+
+static void run_loop()
+{
+    uint3& t = device::threadIdx;
+    for (t.z = 0; t.z < device::blockDim.z; ++t.z)
+        for (t.y = 0; t.y < device::blockDim.y; ++t.y)
+            for (t.x = 0; t.x < device::blockDim.x; ++t.x) current_kernel->run_thread(current_slots);
+}
+
+struct Section { char* begin; char* end; };
+
+static void run_grid(const Kernel& kernel, const Slot* slots, Section shared)
+{
+    current_kernel = &kernel;
+    current_slots = slots;
+    uint3& b = device::blockIdx;
+    const uint3 block = device::blockDim;
+    for (b.z = 0; b.z < device::gridDim.z; ++b.z)
+        for (b.y = 0; b.y < device::gridDim.y; ++b.y)
+            for (b.x = 0; b.x < device::gridDim.x; ++b.x) {
+                for (volatile char* byte = shared.begin; byte < shared.end; ++byte) *byte = (char)0xff;  // NaN in every float type
+                if (kernel.has_barrier) run_fibers((size_t)block.x * block.y * block.z);
+                else run_loop();
+            }
+}
+
+// Commands come on stdin, answers leave on stdout; emulator.py holds the other end. Everything is 64-bit words.
+static void receive(void* target, size_t bytes)
+{
+    for (char* at = (char*)target; bytes;) {
+        const ssize_t got = read(STDIN_FILENO, at, bytes);
+        if (got <= 0) std::_Exit(0);  // the parent has gone
+        at += got;
+        bytes -= (size_t)got;
+    }
+}
+
+static int64_t receive_word()
+{
+    int64_t word;
+    receive(&word, sizeof word);
+    return word;
+}
+
+static void send(const std::string& text)
+{
+    const int64_t length = (int64_t)text.size();
+    std::string message((const char*)&length, sizeof length);
+    message += text;
+    for (size_t sent = 0; sent < message.size();) {
+        const ssize_t wrote = write(STDOUT_FILENO, message.data() + sent, message.size() - sent);
+        if (wrote <= 0) std::_Exit(0);
+        sent += (size_t)wrote;
+    }
+}
+
+struct Library { const Kernel* kernels; Section shared; };
+static std::vector<Library> libraries;
+
+static void load()
+{
+    std::string path((size_t)receive_word(), 0);
+    receive(&path[0], path.size());
+    void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (!handle) fail(dlerror());
+    const auto kernels = (const Kernel*)dlsym(handle, "emulator_kernels");
+    const auto shared = (const Section*)dlsym(handle, "emulator_shared_bytes");
+    libraries.push_back({kernels, *shared});
+    std::string answer;
+    for (const Kernel* kernel = kernels; kernel->name; ++kernel) answer += std::string(kernel->name) + " " + kernel->parameters + "\n";
+    send(answer);
+}
+
+struct Arena { char* base = nullptr; size_t bytes = 0; };
+static Arena arena;
+
+static void poison(const char* at, size_t bytes)
+{
+#ifdef EMULATOR_SANITIZE
+    __asan_poison_memory_region(at, bytes);
+#else
+    (void)at, (void)bytes;
+#endif
+}
+
+static void unpoison(const char* at, size_t bytes)
+{
+#ifdef EMULATOR_SANITIZE
+    __asan_unpoison_memory_region(at, bytes);
+#else
+    (void)at, (void)bytes;
+#endif
+}
+
+static void map_arena(int descriptor, size_t bytes)
+{
+    if (arena.base) {
+        unpoison(arena.base, arena.bytes);
+        munmap(arena.base, arena.bytes);
+    }
+    arena = {(char*)mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0), bytes};
+    if (arena.base == MAP_FAILED) fail("the operands' shared memory cannot be mapped");
+    *(char**)arena.base = arena.base;  // read by the parent, to say where a faulty address lies
+    poison(arena.base, arena.bytes);
+}
+
+// library, kernel, grid, block, approx, bytes of the arena; then counted: (offset, bytes) of the operands; arguments.
+static void launch(int descriptor)
+{
+    int64_t head[10];
+    receive(head, sizeof head);
+    const Library& library = libraries[(size_t)head[0]];
+    const Kernel& kernel = library.kernels[head[1]];
+    device::gridDim = {(unsigned)head[2], (unsigned)head[3], (unsigned)head[4]};
+    device::blockDim = {(unsigned)head[5], (unsigned)head[6], (unsigned)head[7]};
+    approx = (Approx)head[8];
+    if ((size_t)head[9] != arena.bytes) map_arena(descriptor, (size_t)head[9]);
+
+    struct Extent { int64_t offset, bytes; };
+    std::vector<Extent> operands((size_t)receive_word());
+    receive(operands.data(), operands.size() * sizeof(Extent));
+    std::vector<Slot> slots((size_t)receive_word());
+    receive(slots.data(), slots.size() * sizeof(Slot));
+    for (size_t k = 0; k < slots.size(); ++k)
+        if (kernel.parameters[k] == 'p') slots[k].pointer = slots[k].integer < 0 ? nullptr : arena.base + slots[k].integer;
+
+    for (const Extent& operand : operands) unpoison(arena.base + operand.offset, (size_t)operand.bytes);
+    run_grid(kernel, slots.data(), library.shared);
+    for (const Extent& operand : operands) poison(arena.base + operand.offset, (size_t)operand.bytes);
+    send("");
+}
+
+}  // namespace emulator
+
+int main(int, char** argv)
+{
+    const int descriptor = std::atoi(argv[1]);
+    for (;;) {
+        if (emulator::receive_word() == 0) emulator::load();
+        else emulator::launch(descriptor);
+    }
+}
