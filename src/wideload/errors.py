@@ -5,7 +5,7 @@ Nothing else lives here, so that every layer may raise them.
 
 from __future__ import annotations
 
-__all__ = ["CompileError", "DeviceError", "DtypeError", "LayoutError", "OverlapError", "TraceError", "WideloadError"]
+__all__ = ["CompileError", "DeviceError", "DtypeError", "GradError", "LayoutError", "OverlapError", "TraceError", "WideloadError"]
 
 
 class WideloadError(Exception):
@@ -34,3 +34,7 @@ class DeviceError(WideloadError, RuntimeError):
 
 class CompileError(WideloadError, RuntimeError):
     """NVRTC refused the generated source, or it or the CUDA driver could not be loaded."""
+
+
+class GradError(WideloadError, RuntimeError):
+    """Gradients were asked for where none can be given: ``out=`` beside a tensor that requires grad."""

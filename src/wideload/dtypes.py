@@ -1,0 +1,75 @@
+"""Turns a torch dtype into the C++ types that kernels store and compute it with.
+
+One row a dtype. Knows nothing of ops, tensors or kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from wideload.errors import DtypeError
+
+__all__ = ["DTYPES", "Kind", "ScalarType", "dtype_name", "is_half", "scalar_type"]
+
+Kind = Literal["float", "signed", "unsigned", "bool"]
+"""Which C++ expression of an op applies: the arithmetic differs by kind, not by width."""
+
+
+@dataclass(frozen=True)
+class ScalarType:
+    """How kernels hold one dtype.
+
+    ``storage`` is the C++ type of an element in memory, ``compute`` the type that arithmetic on it uses
+    (torch's *opmath*: fp16 and bf16 compute in float), ``kind`` picks the op's expression.
+    """
+
+    dtype: torch.dtype
+    name: str
+    storage: str
+    compute: str
+    kind: Kind
+    itemsize: int
+
+
+DTYPES: dict[torch.dtype, ScalarType] = {
+    row.dtype: row
+    for row in (
+        ScalarType(torch.float64, "f64", "double", "double", "float", 8),
+        ScalarType(torch.float32, "f32", "float", "float", "float", 4),
+        ScalarType(torch.float16, "f16", "f16", "float", "float", 2),
+        ScalarType(torch.bfloat16, "bf16", "bf16", "float", "float", 2),
+        ScalarType(torch.int8, "i8", "signed char", "signed char", "signed", 1),
+        ScalarType(torch.int16, "i16", "short", "short", "signed", 2),
+        ScalarType(torch.int32, "i32", "int", "int", "signed", 4),
+        ScalarType(torch.int64, "i64", "long long", "long long", "signed", 8),
+        ScalarType(torch.uint8, "u8", "unsigned char", "unsigned char", "unsigned", 1),
+        ScalarType(torch.bool, "bool", "boolean", "bool", "bool", 1),
+    )
+}
+"""Every dtype that a kernel can load, compute and store. ``f16``, ``bf16`` and ``boolean`` are one-member structs of the
+prelude, so that a load that forgets to convert does not compile; a bool in memory may be any non-zero byte."""
+
+_HALVES = frozenset({torch.float16, torch.bfloat16})
+
+
+def is_half(dtype: torch.dtype) -> bool:
+    """Whether kernels hold ``dtype`` in fp32 and round it when it is stored."""
+    return dtype in _HALVES
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The short name: ``bf16`` for ``torch.bfloat16``; torch's own name where there is no short one."""
+    row = DTYPES.get(dtype)
+    return row.name if row else str(dtype).removeprefix("torch.")
+
+
+def scalar_type(dtype: torch.dtype, what: str) -> ScalarType:
+    """The row of ``dtype``; ``what`` names the operand or op in the ``DtypeError`` raised when kernels cannot hold it."""
+    row = DTYPES.get(dtype)
+    if row is None:
+        allowed = ", ".join(r.name for r in DTYPES.values())
+        raise DtypeError(f"{what} is {dtype}, which CUDA kernels of wideload do not compute yet; allowed: {allowed}. Convert it with .to() first.")
+    return row

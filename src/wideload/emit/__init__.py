@@ -1,0 +1,1 @@
+"""Plans in, CUDA C++ out: text only, no driver."""

@@ -1,0 +1,35 @@
+"""Turns a program into the C++ function that computes one element, shared by every kernel family.
+
+Text in, text out; knows nothing of memory or threads.
+"""
+
+from __future__ import annotations
+
+from wideload.lower import Program
+
+__all__ = ["element_call", "emit_element"]
+
+
+def emit_element(program: Program) -> str:
+    """``DEVICE void name(operands, runtime scalars, results by reference)``, the user's lines as comments."""
+    parameters = [f"const {p.type.compute} {p.name}" for p in program.parameters]
+    parameters += [f"const {s.ctype} {s.name}" for s in program.scalars]
+    parameters += [f"{r.type.compute}& {r.name}" for r in program.results]
+    lines, last = [], None
+    for statement in program.statements:
+        if statement.at is not None and statement.at.text != last:
+            last = statement.at.text
+            lines.append(f"    // {_comment(last)}")
+        lines.append(f"    const {statement.ctype} {statement.name} = {statement.text};")
+    lines += [f"    {r.name} = {r.text};" for r in program.results]
+    return f"DEVICE void {program.name}({', '.join(parameters)})\n{{\n" + "\n".join(lines) + "\n}"
+
+
+def element_call(program: Program, operands: list[str], results: list[str]) -> str:
+    """A call of the element function on C++ values of the compute types."""
+    return f"{program.name}({', '.join([*operands, *(s.name for s in program.scalars), *results])});"
+
+
+def _comment(text: str) -> str:
+    """The user's line as it may stand after ``//``: plain ASCII, and no backslash that would continue the comment."""
+    return text.encode("ascii", "replace").decode().rstrip("\\ ")

@@ -1,0 +1,26 @@
+"""Turns a planned kernel into CUDA C++: the prelude that it needs, the element function, and the kernel of its family.
+
+Text in, text out; no driver. The same text runs on a GPU, is disassembled in tests, and is executed on the CPU by the emulator.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from wideload.emit.dense import emit_dense
+from wideload.emit.element import emit_element
+from wideload.emit.prelude import select_prelude
+from wideload.emit.strided import emit_strided
+from wideload.lower import Program
+from wideload.plan import Variant
+
+__all__ = ["emit_kernel"]
+
+_FAMILIES = {"dense": emit_dense, "strided": emit_strided}
+
+
+@functools.lru_cache(maxsize=4096)
+def emit_kernel(program: Program, variant: Variant) -> str:
+    """The whole source of one kernel, named ``{program.name}_{variant.family}``."""
+    code = f"{emit_element(program)}\n\n{_FAMILIES[variant.family](program, variant)}\n"
+    return f"{select_prelude(code)}\n\n{code}"

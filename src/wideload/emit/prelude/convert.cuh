@@ -1,0 +1,36 @@
+// convert<To>(x): what torch's .to() does on CUDA, between the types that arithmetic uses. Floating point to integer
+// truncates and saturates at 32 or 64 bits (cvt.rzi), then wraps to the narrower type; anything but zero is true.
+
+template <class To> struct conversion {
+    template <class From> DEVICE To from(From x) { return (To)x; }
+};
+
+template <> struct conversion<bool> {
+    template <class From> DEVICE bool from(From x) { return x != (From)0; }
+};
+
+template <> struct conversion<long long> {
+    template <class From> DEVICE long long from(From x) { return (long long)x; }
+    DEVICE long long from(float x) { return __float2ll_rz(x); }
+    DEVICE long long from(double x) { return __double2ll_rz(x); }
+};
+
+template <> struct conversion<int> {
+    template <class From> DEVICE int from(From x) { return (int)x; }
+    DEVICE int from(float x) { return __float2int_rz(x); }
+    DEVICE int from(double x) { return __double2int_rz(x); }
+};
+
+template <class Narrow> struct narrow_conversion {
+    template <class From> DEVICE Narrow from(From x) { return (Narrow)x; }
+    DEVICE Narrow from(float x) { return (Narrow)__float2int_rz(x); }
+    DEVICE Narrow from(double x) { return (Narrow)__double2int_rz(x); }
+};
+
+template <> struct conversion<short> : narrow_conversion<short> {};
+
+template <> struct conversion<signed char> : narrow_conversion<signed char> {};
+
+template <> struct conversion<unsigned char> : narrow_conversion<unsigned char> {};
+
+template <class To, class From> DEVICE To convert(From x) { return conversion<To>::from(x); }

@@ -1,0 +1,41 @@
+"""Turns a program and a variant into a kernel's head: its name, its parameters and how operands held by value or read once start.
+
+The order of the parameters is the launcher's contract: loads, stores, sizes, runtime scalars.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from wideload.lower import Program
+from wideload.plan import THREADS, Variant
+
+__all__ = ["emit_head", "emit_uniform"]
+
+
+def emit_head(program: Program, variant: Variant, sizes: Sequence[str]) -> str:
+    """``extern "C" __global__ ...(parameters)``. Inputs go through the read-only cache unless an output may be one of them."""
+    restrict = "" if variant.is_in_place else " __restrict__"
+    parameters = []
+    for parameter, access in zip(program.parameters, variant.loads, strict=True):
+        if access == "value":
+            ctype = "double" if parameter.type.kind == "float" else "long long"
+            parameters.append(f"const {ctype} {parameter.name}_value")
+        else:
+            parameters.append(f"const {parameter.type.storage}*{restrict} {parameter.name}_data")
+    parameters += [f"{r.type.storage}*{restrict} {r.name}_data" for r in program.results]
+    parameters += [f"const long long {size}" for size in sizes]
+    parameters += [f"const {s.ctype} {s.name}" for s in program.scalars]
+    listed = ",\n    ".join(parameters)
+    return f'extern "C" __global__ void __launch_bounds__({THREADS})\n{program.name}_{variant.family}(\n    {listed})'
+
+
+def emit_uniform(program: Program, variant: Variant) -> list[str]:
+    """Statements for the operands that are one value for all elements: by value, or one load."""
+    lines = []
+    for parameter, access in zip(program.parameters, variant.loads, strict=True):
+        if access == "value":
+            lines.append(f"const {parameter.type.compute} {parameter.name} = convert<{parameter.type.compute}>({parameter.name}_value);")
+        elif access == "uniform":
+            lines.append(f"const {parameter.type.compute} {parameter.name} = widen(*{parameter.name}_data);")
+    return lines

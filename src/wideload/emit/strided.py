@@ -1,0 +1,57 @@
+"""Turns a program into the ``strided`` kernel: any strides, any rank, several elements in flight a thread.
+
+The linear index runs along the output's memory and is taken apart by multiply-shift division; sizes and strides are run-time
+arguments, so one text serves every shape of a rank.
+"""
+
+from __future__ import annotations
+
+from wideload.emit.element import element_call
+from wideload.emit.signature import emit_head, emit_uniform
+from wideload.lower import Program
+from wideload.plan import THREADS, Variant
+
+__all__ = ["emit_strided"]
+
+
+def emit_strided(program: Program, variant: Variant) -> str:
+    """The kernel's text. Neighbouring threads take neighbouring elements; a thread's elements are a block apart."""
+    rank, count = variant.rank, variant.elements
+    index, divide = ("unsigned", "divide_u31") if variant.index_bits == 32 else ("unsigned long long", "divide_u63")
+    loads = [(p, access) for p, access in zip(program.parameters, variant.loads, strict=True) if access == "strided"]
+    walked = [*(p.name for p, _ in loads), *(r.name for r in program.results)]
+    sizes = ["n"]
+    for d in range(rank - 1):
+        sizes += [f"size{d}", f"multiplier{d}", f"shift{d}"]
+    sizes += [f"{name}_stride{d}" for name in walked for d in range(rank)]
+
+    body = [
+        f"const {index} first = ({index})blockIdx.x * {THREADS * count} + threadIdx.x;",
+        *emit_uniform(program, variant),
+        *(f"{p.type.storage} {p.name}_v[{count}];" for p, _ in loads),
+        *(f"{index} {r.name}_at[{count}];" for r in program.results),
+        "#pragma unroll",
+        f"for (int k = 0; k < {count}; ++k) {{  // where element i lies in each operand",
+        f"    const {index} i = first + k * {THREADS};",
+        f"    if (i >= ({index})n) break;",
+    ]
+    rest = "i"
+    for d in range(rank - 1):
+        body.append(f"    const {index} rest{d} = {divide}({rest}, multiplier{d}, shift{d});")
+        body.append(f"    const {index} at{d} = {rest} - rest{d} * ({index})size{d};")
+        rest = f"rest{d}"
+    coordinates = [*(f"at{d}" for d in range(rank - 1)), rest]
+
+    def offset(name: str) -> str:
+        return " + ".join(f"{at} * ({index}){name}_stride{d}" for d, at in enumerate(coordinates))
+
+    body += [f"    {p.name}_v[k] = {p.name}_data[{offset(p.name)}];" for p, _ in loads]
+    body += [f"    {r.name}_at[k] = {offset(r.name)};" for r in program.results]
+    operands = [f"widen({p.name}_v[k])" if access == "strided" else p.name for p, access in zip(program.parameters, variant.loads, strict=True)]
+    body += ["}", "#pragma unroll", f"for (int k = 0; k < {count}; ++k) {{", f"    if (first + k * {THREADS} >= ({index})n) break;"]
+    body += [f"    {r.type.compute} {r.name};" for r in program.results]
+    body += [f"    {element_call(program, operands, [r.name for r in program.results])}"]
+    body += [f"    {r.name}_data[{r.name}_at[k]] = narrow_to<{r.type.storage}>::from({r.name});" for r in program.results]
+    body += ["}"]
+    text = "\n".join(line if line.startswith("#") else f"    {line}" for line in body)
+    return f"{emit_head(program, variant, sizes)}\n{{\n{text}\n}}"

@@ -1,0 +1,89 @@
+"""Turns an expression and CUDA tensors into launched kernels: plans once a layout, compiles once a variant, then only fills in pointers.
+
+Knows tensors, plans and kernels; never Python functions or how arguments were spelt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from wideload.cache import find_cubin
+from wideload.emit.kernel import emit_kernel
+from wideload.errors import TraceError
+from wideload.expr import Expr, Numerics, evaluate_host
+from wideload.launch import LoadedKernel, device_arch
+from wideload.lower import ScalarParameter
+from wideload.plan import ACCESS_BYTES, KernelPlan, Operand, Target, plan_kernels
+from wideload.replay import NodeLayout
+
+__all__ = ["Launch", "alignment_of", "describe_operand", "prepare_launches", "run_launches"]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A kernel and where its arguments come from: ``pointers`` index the operands and then the outputs; values are 0-dim CPU tensors."""
+
+    kernel: LoadedKernel
+    loads: tuple[tuple[int, bool], ...]
+    stores: tuple[int, ...]
+    sizes: tuple[int, ...]
+    scalars: tuple[ScalarParameter, ...]
+
+
+def alignment_of(tensor: torch.Tensor) -> int:
+    """The largest power of two, up to a whole access, that divides the address, in bytes."""
+    address = tensor.data_ptr() | ACCESS_BYTES
+    return address & -address
+
+
+def describe_operand(tensor: torch.Tensor, device: torch.device) -> Operand:
+    """What the planner needs to know of an argument."""
+    on_host = tensor.device != device
+    return Operand(tensor.dtype, NodeLayout(tuple(tensor.shape), tensor.stride()), ACCESS_BYTES if on_host else alignment_of(tensor), on_host)
+
+
+def prepare_launches(
+    expr: Expr, operands: Sequence[Operand], targets: Sequence[Target], device: int, *, numerics: Numerics, fast_math: bool, is_in_place: bool
+) -> tuple[Launch, ...]:
+    """Plan, compile and load the kernels for these layouts."""
+    plans = plan_kernels(expr, operands, targets, numerics=numerics, fast_math=fast_math, is_in_place=is_in_place)
+    return tuple(_launch(plan, device) for plan in plans)
+
+
+def _launch(plan: KernelPlan, device: int) -> Launch:
+    cubin = find_cubin(emit_kernel(plan.program, plan.variant), arch=device_arch(device), name=plan.name)
+    loads = tuple((p.operand, access == "value") for p, access in zip(plan.program.parameters, plan.variant.loads, strict=True))
+    return Launch(LoadedKernel(cubin, plan.grid), loads, plan.targets, plan.sizes, plan.program.scalars)
+
+
+def run_launches(launches: Sequence[Launch], device: int, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], scalars: tuple[Any, ...]) -> None:
+    """Put the kernels on the current stream of ``device``."""
+    for launch in launches:
+        arguments: list[int | float] = [
+            _by_value(tensors[operand]) if is_value else tensors[operand].data_ptr() for operand, is_value in launch.loads
+        ]
+        arguments += [outs[position].data_ptr() for position in launch.stores]
+        arguments += launch.sizes
+        arguments += [scalar_argument(parameter, scalars) for parameter in launch.scalars]
+        launch.kernel.launch(device, arguments)
+
+
+def _by_value(tensor: torch.Tensor) -> int | float:
+    value = tensor.item()
+    return float(value) if tensor.dtype.is_floating_point else int(value)
+
+
+def scalar_argument(parameter: ScalarParameter, scalars: tuple[Any, ...]) -> int | float:
+    """The runtime scalar's value for this call, checked against the kind and the range that the kernel was made for."""
+    value = evaluate_host(parameter.value, scalars)
+    if parameter.kind is int:
+        if type(value) is not int:
+            raise TraceError(f"{parameter.name} was an int when the function was traced and is now {value!r}. List the numbers that it is made of in static=.")
+        if not -(1 << 63) <= value < 1 << 63:
+            raise TraceError(f"{parameter.name} is {value}, which does not fit in 64 bits, as torch requires of an int. Pass a float.")
+        return value
+    return float(value)

@@ -1,0 +1,147 @@
+"""The expression that a traced function becomes: numbered nodes in the order they are computed.
+
+Frozen data and its printer. Knows dtypes and dims, never sizes, strides, devices or CUDA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from wideload.dtypes import dtype_name
+from wideload.ops_table import Op
+
+__all__ = ["Apply", "Cast", "Const", "Expr", "HostCall", "HostInput", "HostValue", "Load", "Location", "Node", "Number", "Numerics", "evaluate_host"]
+
+
+Numerics = Literal["fused", "eager"]
+"""``"fused"`` keeps fp16 and bf16 in fp32 until a result is stored; ``"eager"`` rounds every intermediate as eager PyTorch does."""
+
+
+@dataclass(frozen=True)
+class Location:
+    """The user's line that made a node: for errors and for comments in generated code."""
+
+    file: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.text}"
+
+
+@dataclass(frozen=True)
+class HostInput:
+    """A runtime scalar argument, by its slot."""
+
+    slot: int
+    name: str
+
+
+@dataclass(frozen=True)
+class HostCall:
+    """Arithmetic of runtime scalars alone, evaluated in Python at each call: ``lr * (1 - b**t)``."""
+
+    fn: Callable[..., Any]
+    args: tuple[HostValue, ...]
+
+
+HostValue = HostInput | HostCall | bool | int | float | complex
+
+
+def evaluate_host(value: HostValue, scalars: tuple[Any, ...]) -> Any:
+    """The Python number that ``value`` stands for, given the runtime scalars of one call."""
+    if isinstance(value, HostInput):
+        return scalars[value.slot]
+    if isinstance(value, HostCall):
+        return value.fn(*(evaluate_host(arg, scalars) for arg in value.args))
+    return value
+
+
+@dataclass(frozen=True)
+class Load:
+    """The element of tensor operand ``operand``."""
+
+    operand: int
+    name: str
+    dtype: torch.dtype
+    ndim: int
+
+
+@dataclass(frozen=True)
+class Number:
+    """A runtime Python number: ``kind`` is int, float or complex. It has no dims and the weakest dtype, as in torch."""
+
+    value: HostValue
+    kind: type
+
+
+@dataclass(frozen=True)
+class Const:
+    """A Python number written in the function, or captured by it."""
+
+    value: bool | int | float | complex
+
+
+@dataclass(frozen=True)
+class Apply:
+    """An op of the table on earlier nodes."""
+
+    op: Op
+    operands: tuple[int, ...]
+    dtype: torch.dtype
+    ndim: int
+    at: Location | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class Cast:
+    """An explicit ``.to(dtype)``: it rounds, in every mode."""
+
+    operand: int
+    dtype: torch.dtype
+    ndim: int
+    at: Location | None = field(default=None, compare=False)
+
+
+Node = Load | Number | Const | Apply | Cast
+
+
+@dataclass(frozen=True)
+class Expr:
+    """A traced function: ``nodes`` in order of computation, and the nodes that are its results."""
+
+    name: str
+    operands: tuple[Load, ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[int, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{self.name}({', '.join(f'{x.name}: {dtype_name(x.dtype)}[{x.ndim}d]' for x in self.operands)})"]
+        for number, node in enumerate(self.nodes):
+            match node:
+                case Load():
+                    text = f"load {node.name}"
+                case Number():
+                    text = f"number {_host_text(node.value)}: {node.kind.__name__}"
+                case Const():
+                    text = repr(node.value)
+                case Cast():
+                    text = f"cast %{node.operand}: {dtype_name(node.dtype)}"
+                case Apply():
+                    args = ", ".join(f"%{i}" for i in node.operands)
+                    text = f"{node.op.name}({args}): {dtype_name(node.dtype)}"
+            lines.append(f"  %{number} = {text}")
+        lines.append(f"  return {', '.join(f'%{i}' for i in self.outputs)}")
+        return "\n".join(lines)
+
+
+def _host_text(value: HostValue) -> str:
+    if isinstance(value, HostInput):
+        return value.name
+    if isinstance(value, HostCall):
+        return f"{getattr(value.fn, '__name__', 'host')}({', '.join(map(_host_text, value.args))})"
+    return repr(value)

@@ -1,0 +1,429 @@
+"""Turns a plain Python function over torch tensors into one that runs as a single kernel: binds a call's arguments, traces once a
+signature, and sends CUDA tensors to kernels and CPU tensors to the reference.
+
+The only stage that sees all others; each call takes the path drawn in docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+import numpy as np
+import torch
+
+from wideload.captures import find_captures, unwrap_callable
+from wideload.errors import DeviceError, DtypeError, LayoutError, TraceError
+from wideload.execute import Launch, alignment_of, describe_operand, prepare_launches, run_launches
+from wideload.expr import Apply, Cast, Load, Node, Numerics, evaluate_host
+from wideload.gpus import find_target
+from wideload.outputs import check_outputs
+from wideload.plan import Operand, Target, plan_kernels
+from wideload.planned import Plan
+from wideload.reference import evaluate_expr
+from wideload.replay import NodeLayout, replay_layout
+from wideload.structure import map_structure, same_structure
+from wideload.trace import HostResult, NumberArg, TensorArg, TensorResult, Traced, is_traced, trace_function
+
+__all__ = ["FusedFunction", "fuse"]
+
+_STATIC_TYPES = (str, bytes, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout, type(Ellipsis))
+
+
+@dataclass(slots=True)
+class _Call:
+    """One call's arguments, taken apart: ``spec`` has a ``TensorArg``, ``NumberArg`` or static value at each leaf."""
+
+    spec: tuple[Any, Any] = ((), {})
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    scalars: list[Any] = field(default_factory=list)
+    key: list[Any] = field(default_factory=list)
+    device: torch.device = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What one layout of one trace needs: where results go, and the kernels that fill them."""
+
+    layouts: tuple[NodeLayout, ...]
+    launches: tuple[Launch, ...]
+
+
+class FusedFunction:
+    """A function fused by :func:`fuse`; call it as the function it wraps, with ``out=`` for results into existing memory."""
+
+    def __init__(self, fn: Callable[..., Any], *, name: str | None, static: tuple[str, ...], numerics: Numerics, fast_math: bool, compile: str) -> None:
+        self.__wrapped__ = fn
+        self._fn = unwrap_callable(fn)
+        self._captures = find_captures(fn)
+        self._options = {"name": name, "static": static, "numerics": numerics, "fast_math": fast_math, "compile": compile}
+        self._static, self._numerics, self._fast_math = frozenset(static), numerics, fast_math
+        self.__name__ = name or getattr(fn, "__name__", type(fn).__name__)
+        self.__qualname__ = getattr(fn, "__qualname__", self.__name__)
+        self.__doc__ = fn.__doc__
+        self.__module__ = getattr(fn, "__module__", __name__)
+        self._kernel_name = "".join(c if c.isascii() and c.isalnum() else "_" for c in self.__name__).strip("_") or "fused"
+        self._signature = _signature_of(fn)
+        unknown = self._static - set(self._signature.parameters) if self._signature else set()
+        if unknown:
+            raise TraceError(f"static= names {sorted(unknown)}, but {self.__name__} has the parameters {list(self._signature.parameters)}")  # type: ignore[union-attr]
+        self._traces: dict[Any, Traced] = {}
+        self._sized: set[Any] = set()
+        self._prepared: dict[Any, _Prepared] = {}
+        self._methods: weakref.WeakKeyDictionary[Any, FusedFunction] = weakref.WeakKeyDictionary()
+
+    def __repr__(self) -> str:
+        return f"<wideload.fuse of {self.__qualname__}>"
+
+    def __get__(self, instance: Any, owner: Any = None) -> FusedFunction:
+        """A fused function in a class is a method: ``self`` is bound, and what it reads of ``self`` is read at each call."""
+        if instance is None:
+            return self
+        try:
+            bound = self._methods.get(instance)
+            if bound is None:
+                bound = self._methods[instance] = FusedFunction(types.MethodType(self.__wrapped__, instance), **self._options)
+        except TypeError:  # not hashable or not weakly referable
+            bound = FusedFunction(types.MethodType(self.__wrapped__, instance), **self._options)
+        return bound
+
+    # ---- calling
+
+    def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+        """Compute the function; new tensors as eager PyTorch would return them, or ``out`` filled in and returned.
+
+        Raises a ``WideloadError`` for what cannot be fused or written; nothing has been written then.
+        """
+        if torch.compiler.is_compiling() or is_traced(args, kwargs):
+            return self._inline(args, kwargs, out)
+        call = self._bind(args, kwargs)
+        key, traced = self._trace(call)
+        if out is not None:
+            return self._call_into(call, key, traced, out)
+        if call.device.type == "cuda" and not _wants_grad(call.tensors):
+            return self._launch(call, key, traced)
+        if call.device.type == "meta":
+            outs = [_empty(layout, dtype, call.device) for layout, dtype in zip(*self._result_layouts(call, traced), strict=True)]
+            return self._assemble(call, traced, outs)
+        return self._assemble(call, traced, self._evaluate(call, traced))
+
+    def reference(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the function with torch's own operators, on any device: the definition that kernels are held to.
+
+        Halves are kept in fp32 between ops and rounded once (``numerics="fused"``), or rounded at every op (``"eager"``).
+        """
+        call = self._bind(args, kwargs)
+        _, traced = self._trace(call)
+        return self._assemble(call, traced, self._evaluate(call, traced))
+
+    def plan(self, *args: Any, out: Any = None, target: str | None = None, **kwargs: Any) -> Plan:
+        """What would run for these arguments (real, CPU or ``device="meta"`` tensors) and why, without running it.
+
+        ``target`` is a GPU's name (``"h200"``) or an architecture (``"sm_80"``); the arguments' own GPU if left out.
+        """
+        call = self._bind(args, kwargs)
+        _, traced = self._trace(call)
+        if target is None and call.device.type != "cuda":
+            raise DeviceError(f"{self.__name__}.plan got tensors on {call.device} and no target. Name the GPU to plan for: target=\"h200\" or target=\"sm_90\".")
+        arch = find_target(target).arch if target is not None else find_target("sm_{}{}".format(*torch.cuda.get_device_capability(call.device))).arch
+        layouts, dtypes = self._result_layouts(call, traced)
+        operands = [describe_operand(t, call.device) for t in call.tensors]
+        is_in_place = False
+        if out is None:
+            targets = [Target(node, dtype, layout, 16) for node, layout, dtype in zip(traced.expr.outputs, layouts, dtypes, strict=True)]
+        else:
+            outs = self._match_out(traced, out)
+            is_in_place = check_outputs(outs, _out_names(outs), layouts, dtypes, zip(call.names, call.tensors, strict=True))
+            targets = [_target(node, t) for node, t in zip(traced.expr.outputs, outs, strict=True)]
+        kernels = plan_kernels(traced.expr, operands, targets, numerics=self._numerics, fast_math=self._fast_math, is_in_place=is_in_place)
+        return Plan(self.__name__, arch, traced.expr, kernels)
+
+    def _inline(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+        """Inside another trace, or under torch.compile, this is the plain function, to be fused with its neighbours."""
+        result = self._fn(*args, **kwargs)
+        if out is None:
+            return result
+        return map_structure(lambda target, value: target.copy_(value), out, result)
+
+    # ---- arguments
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+        call = _Call()
+        if self._signature is None:
+            positional = [self._enter(call, f"x{position}", value) for position, value in enumerate(args)]
+            call.spec = (tuple(positional), {name: self._enter(call, name, value) for name, value in kwargs.items()})
+        else:
+            try:
+                bound = self._signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TraceError(f"{self.__name__}{self._signature}: {error}") from None
+            bound.apply_defaults()
+            for name, value in bound.arguments.items():
+                bound.arguments[name] = self._enter_parameter(call, name, value)
+            call.spec = (bound.args, bound.kwargs)
+        if not call.tensors:
+            raise TraceError(f"{self.__name__} was given no tensor. A fused function needs at least one tensor argument.")
+        self._check_devices(call)
+        return call
+
+    def _enter_parameter(self, call: _Call, name: str, value: Any) -> Any:
+        assert self._signature is not None
+        kind = self._signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            call.key.append(len(value))
+            return tuple(self._enter(call, f"{name}{position}", item) for position, item in enumerate(value))
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            call.key.append(tuple(value))
+            return {key: self._enter(call, key, item) for key, item in value.items()}
+        return self._enter(call, name, value)
+
+    def _enter(self, call: _Call, name: str, value: Any) -> Any:
+        """Note one argument in ``call``; return what the trace is given for it."""
+        if isinstance(value, torch.Tensor):
+            value = _readable(value, name)
+            call.tensors.append(value)
+            call.names.append(name)
+            call.key.append((value.dtype, value.ndim, value.device))
+            return TensorArg(name, value.dtype, tuple(value.shape), value.device)
+        if isinstance(value, np.generic):
+            value = value.item()
+        kind = type(value)
+        if kind in (int, float, complex) and name not in self._static:
+            call.scalars.append(value)
+            call.key.append(kind)
+            return NumberArg(name, kind)
+        if isinstance(value, (tuple, list)):
+            call.key.append((kind, len(value)))
+            items = [self._enter(call, f"{name}{position}", item) for position, item in enumerate(value)]
+            return kind(*items) if hasattr(value, "_fields") else kind(items)
+        if isinstance(value, dict):
+            call.key.append((kind, tuple(value)))
+            return kind((key, self._enter(call, f"{name}_{key}", item)) for key, item in value.items())
+        if kind in (bool, int, float, complex):
+            call.key.append((kind, repr(value)))
+            return value
+        if isinstance(value, _STATIC_TYPES):
+            call.key.append((kind, value))
+            return value
+        raise TraceError(
+            f"argument {name} of {self.__name__} is a {kind.__module__}.{kind.__qualname__}; allowed: tensors, numbers, and bool, str, None, dtypes or tuples "
+            f"of them. Pass the tensor or number that it holds."
+        )
+
+    def _check_devices(self, call: _Call) -> None:
+        """All tensors on one device; a 0-dim CPU tensor may stand beside others and acts as a number."""
+        first, device = next(((n, t.device) for n, t in zip(call.names, call.tensors, strict=True) if t.device.type != "cpu" or t.ndim), (None, None))
+        if first is None or device is None:
+            device = next((t.device for t in call.tensors if t.device.type != "cpu"), call.tensors[0].device)
+        if device.type not in ("cpu", "cuda", "meta"):
+            raise DeviceError(f"argument {first} of {self.__name__} is on {device}; allowed: CUDA, CPU and meta tensors.")
+        others = [t.device for t in call.tensors if t.device.type != "cpu"]
+        device = others[0] if others and device.type == "cpu" and all(t.ndim == 0 for t in call.tensors if t.device.type == "cpu") else device
+        for name, tensor in zip(call.names, call.tensors, strict=True):
+            if tensor.device != device and not (tensor.device.type == "cpu" and tensor.ndim == 0):
+                raise DeviceError(f"{self.__name__} got {first} on {device} and {name} on {tensor.device}. Put all tensors on one device.")
+        call.device = device
+
+    # ---- tracing
+
+    def _trace(self, call: _Call) -> tuple[Any, Traced]:
+        key: Any = (tuple(call.key), self._captures.read(), torch.get_default_dtype())
+        if key in self._sized:
+            key = (key, tuple(tuple(t.shape) for t in call.tensors))
+        traced = self._traces.get(key)
+        if traced is None:
+            self._captures.check()
+            traced = trace_function(self._fn, self._kernel_name, *call.spec)
+            if traced.reads_sizes:
+                self._sized.add(key)
+                key = (key, tuple(tuple(t.shape) for t in call.tensors))
+            self._traces[key] = traced
+        return key, traced
+
+    def _result_layouts(self, call: _Call, traced: Traced) -> tuple[list[NodeLayout], list[torch.dtype]]:
+        layouts = replay_layout(traced.expr, [NodeLayout(tuple(t.shape), t.stride()) for t in call.tensors])
+        outputs = traced.expr.outputs
+        return [layouts[number] for number in outputs], [_dtype(traced.expr.nodes[number]) for number in outputs]
+
+    # ---- running
+
+    def _evaluate(self, call: _Call, traced: Traced) -> list[torch.Tensor]:
+        """Results by the reference, in the strides that eager gives."""
+        grad = _wants_grad(call.tensors)
+        results = evaluate_expr(traced.expr, traced.expr.outputs, call.tensors, tuple(call.scalars), numerics=self._numerics, differentiable=grad)
+        layouts, _ = self._result_layouts(call, traced)
+        return [result if result.stride() == layout.strides or grad else _restrided(result, layout) for result, layout in zip(results, layouts, strict=True)]
+
+    def _launch(self, call: _Call, key: Any, traced: Traced) -> Any:
+        layout_key = (key, *((tuple(t.shape), t.stride(), alignment_of(t)) for t in call.tensors))
+        prepared = self._prepared.get(layout_key)
+        if prepared is None:
+            layouts, dtypes = self._result_layouts(call, traced)
+            fresh = [position for position, node in enumerate(traced.expr.outputs) if not isinstance(traced.expr.nodes[node], Load)]
+            targets = [Target(traced.expr.outputs[p], dtypes[p], layouts[p], 16) for p in fresh]
+            prepared = self._prepared[layout_key] = _Prepared(tuple(layouts), self._prepare(call, traced, targets, is_in_place=False))
+        outputs = traced.expr.outputs
+        outs = [
+            _empty(layout, node.dtype, call.device)
+            for layout, node in zip(prepared.layouts, (traced.expr.nodes[n] for n in outputs), strict=True)
+            if isinstance(node, Apply | Cast)
+        ]
+        run_launches(prepared.launches, call.device.index, call.tensors, outs, tuple(call.scalars))
+        written = iter(outs)
+        return self._assemble(call, traced, [call.tensors[n.operand] if isinstance(n := traced.expr.nodes[o], Load) else next(written) for o in outputs])
+
+    def _prepare(self, call: _Call, traced: Traced, targets: list[Target], *, is_in_place: bool) -> tuple[Launch, ...]:
+        operands = [describe_operand(t, call.device) for t in call.tensors]
+        return prepare_launches(
+            traced.expr, operands, targets, call.device.index, numerics=self._numerics, fast_math=self._fast_math, is_in_place=is_in_place
+        )
+
+    def _call_into(self, call: _Call, key: Any, traced: Traced, out: Any) -> Any:
+        outs = self._match_out(traced, out)
+        layouts, dtypes = self._result_layouts(call, traced)
+        is_in_place = check_outputs(outs, _out_names(outs), layouts, dtypes, zip(call.names, call.tensors, strict=True))
+        if call.device.type == "cuda":
+            self._launch_into(call, key, traced, outs, is_in_place)
+            for tensor in outs:
+                torch.autograd.graph.increment_version(tensor)
+        elif call.device.type == "cpu":
+            for tensor, value in zip(outs, self._evaluate(call, traced), strict=True):
+                tensor.copy_(value)
+        return out
+
+    def _launch_into(self, call: _Call, key: Any, traced: Traced, outs: list[torch.Tensor], is_in_place: bool) -> None:
+        out_key = tuple((t.dtype, tuple(t.shape), t.stride(), alignment_of(t)) for t in outs)
+        layout_key = (key, out_key, is_in_place, *((tuple(t.shape), t.stride(), alignment_of(t)) for t in call.tensors))
+        prepared = self._prepared.get(layout_key)
+        if prepared is None:
+            targets = [_target(node, t) for node, t in zip(traced.expr.outputs, outs, strict=True)]
+            prepared = self._prepared[layout_key] = _Prepared((), self._prepare(call, traced, targets, is_in_place=is_in_place))
+        if is_in_place and len(prepared.launches) > 1:  # a later kernel would read what an earlier one has written
+            fresh = [torch.empty_like(t) for t in outs]
+            self._launch_into(call, key, traced, fresh, is_in_place=False)
+            for tensor, value in zip(outs, fresh, strict=True):
+                tensor.copy_(value)
+        else:
+            run_launches(prepared.launches, call.device.index, call.tensors, outs, tuple(call.scalars))
+
+    # ---- results
+
+    def _match_out(self, traced: Traced, out: Any) -> list[torch.Tensor]:
+        """The tensors of ``out``, in the order of the expression's outputs."""
+        if not same_structure(traced.result, out):
+            raise LayoutError(f"out= of {self.__name__} has the structure {_outline(out)}, the results have {_outline(traced.result)}. Give out= the same structure.")
+        outs: list[torch.Tensor] = []
+
+        def match(leaf: Any, target: Any) -> None:
+            if not isinstance(leaf, TensorResult) or not isinstance(target, torch.Tensor):
+                raise LayoutError(f"out= of {self.__name__} holds a {type(target).__name__} for a result that is {_outline(leaf)}; each must be a tensor.")
+            outs.append(target)
+
+        map_structure(match, traced.result, out)
+        return outs
+
+    def _assemble(self, call: _Call, traced: Traced, outs: Iterable[torch.Tensor]) -> Any:
+        tensors, seen = list(outs), dict[int, torch.Tensor]()
+
+        def leaf(item: Any) -> Any:
+            if isinstance(item, TensorResult):
+                if item.argument is not None:
+                    return call.tensors[item.argument]
+                return seen.setdefault(traced.expr.outputs[item.output], tensors[item.output])
+            return evaluate_host(item.value, tuple(call.scalars)) if isinstance(item, HostResult) else item
+
+        return map_structure(leaf, traced.result)
+
+
+@overload
+def fuse(fn: Callable[..., Any], /, **options: Any) -> FusedFunction: ...
+@overload
+def fuse(fn: None = None, /, **options: Any) -> Callable[[Callable[..., Any]], FusedFunction]: ...
+def fuse(
+    fn: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    static: Iterable[str] | str = (),
+    numerics: Numerics = "fused",
+    fast_math: bool = False,
+    compile: str = "op",
+) -> Any:
+    """Fuse an elementwise function of tensors into one kernel.
+
+    ``fn`` is ordinary code over torch functions, tensor methods, operators and numbers. Tensors and Python numbers are run-time
+    arguments; numbers whose names are in ``static``, and bools, strings, None and dtypes, become part of the kernel.
+    ``numerics="fused"`` keeps fp16 and bf16 in fp32 until a result is stored; ``"eager"`` rounds every step as eager PyTorch does.
+    ``fast_math`` allows the cheap formulas of half results for fp32 results too. ``name`` names the kernel.
+
+    >>> import torch, wideload as wl
+    >>> @wl.fuse
+    ... def scale(x, s):
+    ...     return x * s + 1
+    >>> scale(torch.tensor([1.0, 2.0]), 3.0)
+    tensor([4., 7.])
+    """
+    options = {"name": name, "static": (static,) if isinstance(static, str) else tuple(static), "numerics": numerics, "fast_math": fast_math, "compile": compile}
+    if numerics not in ("fused", "eager"):
+        raise TraceError(f'numerics={numerics!r}; allowed: "fused" and "eager"')
+    if compile not in ("op", "inline"):
+        raise TraceError(f'compile={compile!r}; allowed: "op" and "inline"')
+    if fn is None:
+        return functools.partial(fuse, **options)
+    return FusedFunction(fn, **options)  # type: ignore[arg-type]
+
+
+def _signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # builtins such as torch.sigmoid
+        return None
+    if "out" in signature.parameters:
+        raise TraceError("a parameter of the fused function is called out, which is taken: out= receives the results. Rename it.")
+    return signature
+
+
+def _readable(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """The tensor with pending conjugation and negation done; an error for what has no strides."""
+    if tensor.layout != torch.strided:
+        raise LayoutError(f"argument {name} is a {tensor.layout} tensor; allowed: strided tensors. Use .to_dense().")
+    if tensor.is_quantized:
+        raise DtypeError(f"argument {name} is quantised ({tensor.dtype}); allowed: plain dtypes. Use .dequantize().")
+    if tensor.is_conj():
+        tensor = tensor.resolve_conj()
+    return tensor.resolve_neg() if tensor.is_neg() else tensor
+
+
+def _wants_grad(tensors: Iterable[torch.Tensor]) -> bool:
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
+def _dtype(node: Node) -> torch.dtype:
+    assert isinstance(node, Load | Apply | Cast)
+    return node.dtype
+
+
+def _empty(layout: NodeLayout, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.empty_strided(layout.shape, layout.strides, dtype=dtype, device=device)
+
+
+def _restrided(tensor: torch.Tensor, layout: NodeLayout) -> torch.Tensor:
+    return _empty(layout, tensor.dtype, tensor.device).copy_(tensor)
+
+
+def _target(node: int, tensor: torch.Tensor) -> Target:
+    return Target(node, tensor.dtype, NodeLayout(tuple(tensor.shape), tensor.stride()), alignment_of(tensor))
+
+
+def _out_names(outs: list[torch.Tensor]) -> list[str]:
+    return ["out="] if len(outs) == 1 else [f"out[{position}]" for position in range(len(outs))]
+
+
+def _outline(tree: Any) -> str:
+    return str(map_structure(lambda leaf: "tensor" if isinstance(leaf, torch.Tensor | TensorResult) else type(leaf).__name__, tree)).replace("'", "")

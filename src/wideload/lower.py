@@ -1,0 +1,276 @@
+"""Turns an expression into C++ statements: every operand converted, every rounding explicit, one statement a node.
+
+Knows the numerics modes and the table's C++ expressions; never memory, layouts or how many elements a thread computes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from wideload.dtypes import ScalarType, is_half, scalar_type
+from wideload.errors import DtypeError
+from wideload.expr import Apply, Cast, Const, Expr, HostValue, Load, Location, Node, Number, Numerics
+from wideload.promotion import common_dtype, sample_of
+
+__all__ = ["Parameter", "Program", "Result", "ScalarParameter", "Statement", "Store", "lower_expr"]
+
+@dataclass(frozen=True)
+class Store:
+    """Node ``node`` is written to a tensor of ``dtype``."""
+
+    node: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A tensor operand that the program reads."""
+
+    operand: int
+    name: str
+    type: ScalarType
+
+
+@dataclass(frozen=True)
+class ScalarParameter:
+    """A runtime scalar: passed as ``long long`` or ``double``, whatever its use, so that its value never recompiles."""
+
+    value: HostValue
+    kind: type
+    name: str
+
+    @property
+    def ctype(self) -> str:
+        return "long long" if self.kind is int else "double"
+
+
+@dataclass(frozen=True)
+class Statement:
+    """``const ctype name = text;`` and the user's line that it comes from."""
+
+    name: str
+    ctype: str
+    text: str
+    at: Location | None
+
+
+@dataclass(frozen=True)
+class Result:
+    """A stored value: C++ ``text`` of the compute type of ``type``."""
+
+    name: str
+    text: str
+    type: ScalarType
+
+
+@dataclass(frozen=True)
+class Program:
+    """What one element costs: the body of the element function."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    scalars: tuple[ScalarParameter, ...]
+    statements: tuple[Statement, ...]
+    results: tuple[Result, ...]
+    is_heavy: bool
+
+
+# Words that a parameter may not be called in the generated code: C++'s, CUDA's, and the kernel's own.
+_RESERVED = frozenset(
+    "alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl concept const constexpr continue decltype default "
+    "delete do double dynamic_cast else enum explicit export extern false final float for friend goto if inline int long mutable namespace new noexcept not "
+    "not_eq nullptr operator or or_eq override private protected public register reinterpret_cast requires return short signed sizeof static "
+    "static_assert static_cast struct switch template this throw true try typedef typeid typename union unsigned using virtual void volatile "
+    "wchar_t while xor xor_eq threadIdx blockIdx blockDim gridDim warpSize n first i k f16 bf16 boolean vec DEVICE FUNCTION".split()
+)
+
+
+class _Names:
+    """C++ identifiers from the user's names; none twice."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+
+    def take(self, wanted: str) -> str:
+        base = re.sub(r"\W|^(?=\d)", "_", wanted, flags=re.ASCII)
+        base = f"{base}_" if base in _RESERVED or base.startswith("__") else base
+        name, count = base, 1
+        while name in self._taken:
+            count += 1
+            name = f"{base}_{count}"
+        self._taken.add(name)
+        return name
+
+
+def lower_expr(expr: Expr, stores: tuple[Store, ...], *, numerics: Numerics, fast_math: bool = False) -> Program:
+    """The statements that compute ``stores``; nodes that none of them needs are left out.
+
+    Raises ``DtypeError`` for a dtype that kernels cannot hold.
+    """
+    return _Lowering(expr, stores, numerics, fast_math).run()
+
+
+class _Lowering:
+    def __init__(self, expr: Expr, stores: tuple[Store, ...], numerics: Numerics, fast_math: bool) -> None:
+        self._expr, self._stores, self._eager = expr, stores, numerics == "eager"
+        self._names = _Names()
+        self._values: dict[int, str] = {}
+        self._needed = _needed_nodes(expr, stores)
+        self._cheap = set() if self._eager else self._needed if fast_math else _half_nodes(expr, stores, self._needed)
+
+    def run(self) -> Program:
+        nodes = self._expr.nodes
+        parameters, scalars, statements = [], [], []
+        for number in self._needed_in_order((Load, Number)):
+            node = nodes[number]
+            if isinstance(node, Load):
+                parameters.append(Parameter(node.operand, self._names.take(node.name), scalar_type(node.dtype, f"argument {node.name}")))
+                self._values[number] = parameters[-1].name
+            elif isinstance(node, Number):
+                if node.kind is complex:
+                    raise DtypeError(f"{self._expr.name} takes a complex number, which CUDA kernels of wideload do not compute yet. Use a real number.")
+                scalars.append(ScalarParameter(node.value, node.kind, self._names.take(getattr(node.value, "name", "number"))))
+                self._values[number] = scalars[-1].name
+        for number in self._needed_in_order((Apply, Cast)):
+            node = nodes[number]
+            assert isinstance(node, Apply | Cast)
+            text = self._apply(number, node) if isinstance(node, Apply) else self._cast(node)
+            name = self._names.take(node.op.name if isinstance(node, Apply) else "cast")
+            statements.append(Statement(name, scalar_type(node.dtype, "a result").compute, text, node.at))
+            self._values[number] = name
+        results = tuple(self._result(position, store) for position, store in enumerate(self._stores))
+        heavy = any(isinstance(node := nodes[number], Apply) and node.op.heavy for number in self._needed)
+        return Program(self._expr.name, tuple(parameters), tuple(scalars), tuple(statements), results, heavy)
+
+    def _needed_in_order(self, kinds: tuple[type, ...]) -> list[int]:
+        return [number for number in sorted(self._needed) if isinstance(self._expr.nodes[number], kinds)]
+
+    def _dtype(self, number: int) -> torch.dtype | None:
+        node = self._expr.nodes[number]
+        return None if isinstance(node, Const | Number) else node.dtype
+
+    def _apply(self, number: int, node: Apply) -> str:
+        op = node.op
+        marked = [i for i, kind in zip(node.operands, op.types, strict=True) if kind == "common"]
+        common = common_dtype(tuple(sample_of(self._expr.nodes[i]) for i in marked), torch.get_default_dtype()) if marked else None
+        wanted = {"result": node.dtype, "common": common, "bool": torch.bool}
+        texts, kinds = {}, []
+        for name, operand, kind in zip(op.operands, node.operands, op.types, strict=True):
+            if kind == "shape":
+                continue
+            to = wanted.get(kind) or self._dtype(operand) or self._number_dtype(operand)
+            texts[name] = self._converted(operand, to)
+            if kind != "bool" or not kinds:
+                kinds.append((kind != "bool", scalar_type(to, f"an operand of {op.name}").kind))
+        kind = max(kinds, key=lambda item: item[0])[1] if kinds else scalar_type(node.dtype, op.name).kind
+        template = op.half if op.half is not None and number in self._cheap and self._computes_in_fp32(node) else op.cuda.get(kind)
+        if template is None:
+            raise DtypeError(f"{op.name} is not defined for {kind} operands; defined for: {', '.join(op.cuda)}{f' (at {node.at})' if node.at else ''}.")
+        return self._rounded(template.format(**texts), node.dtype) if self._eager else template.format(**texts)
+
+    def _computes_in_fp32(self, node: Apply) -> bool:
+        return scalar_type(node.dtype, node.op.name).compute == "float"
+
+    def _number_dtype(self, number: int) -> torch.dtype:
+        node = self._expr.nodes[number]
+        assert isinstance(node, Const | Number)
+        kind = node.kind if isinstance(node, Number) else type(node.value)
+        return {bool: torch.bool, int: torch.int64}.get(kind, torch.float64)
+
+    def _cast(self, node: Cast) -> str:
+        return self._rounded(self._converted(node.operand, node.dtype), node.dtype)
+
+    def _rounded(self, text: str, dtype: torch.dtype) -> str:
+        return f"round_{scalar_type(dtype, 'a result').name}({text})" if is_half(dtype) else text
+
+    def _converted(self, number: int, to: torch.dtype) -> str:
+        """C++ for node ``number`` as a value of dtype ``to``. As TensorIterator does, eager mode rounds a tensor operand to a half it is brought to."""
+        node, target = self._expr.nodes[number], scalar_type(to, "a result")
+        if isinstance(node, Const):
+            return _literal(node.value, target)
+        text = self._values[number]
+        if isinstance(node, Number):
+            source = "long long" if node.kind is int else "double"
+            return text if source == target.compute else f"convert<{target.compute}>({text})"
+        have = scalar_type(node.dtype, "an operand")
+        if have.compute != target.compute:
+            text = f"convert<{target.compute}>({text})"
+        return self._rounded(text, to) if self._eager and is_half(to) and node.dtype != to else text
+
+    def _result(self, position: int, store: Store) -> Result:
+        name = self._names.take(f"out{position}" if len(self._stores) > 1 else "out")
+        node, target = self._expr.nodes[store.node], scalar_type(store.dtype, "out=")
+        if isinstance(node, Const | Number):
+            return Result(name, self._converted(store.node, store.dtype), target)
+        text = self._values[store.node]
+        if store.dtype != node.dtype:  # out= of another dtype receives the rounded result, converted
+            text = self._rounded(text, node.dtype)
+            if scalar_type(node.dtype, "a result").compute != target.compute:
+                text = f"convert<{target.compute}>({text})"
+        return Result(name, text, target)
+
+
+def _operands(node: Node) -> Iterable[int]:
+    if isinstance(node, Apply):
+        return (operand for operand, kind in zip(node.operands, node.op.types, strict=True) if kind != "shape")
+    return (node.operand,) if isinstance(node, Cast) else ()
+
+
+def _needed_nodes(expr: Expr, stores: tuple[Store, ...]) -> set[int]:
+    needed = {store.node for store in stores}
+    for number in reversed(range(len(expr.nodes))):
+        if number in needed:
+            needed.update(_operands(expr.nodes[number]))
+    return needed
+
+
+def _half_nodes(expr: Expr, stores: tuple[Store, ...], needed: set[int]) -> set[int]:
+    """Nodes from which only fp16 and bf16 results flow: their value is rounded to a half before anything can tell the difference."""
+    wide: set[int] = {store.node for store in stores if not (is_half(store.dtype) or _is_half_node(expr.nodes[store.node]))}
+    for number in sorted(needed, reverse=True):
+        node = expr.nodes[number]
+        if isinstance(node, Cast) and is_half(node.dtype):
+            continue
+        if number in wide or not isinstance(node, Load | Number | Const) and not node.dtype.is_floating_point:
+            wide.update(_operands(node))
+    return needed - wide
+
+
+def _is_half_node(node: Node) -> bool:
+    return isinstance(node, Load | Apply | Cast) and is_half(node.dtype)
+
+
+def _literal(value: complex, target: ScalarType) -> str:
+    """C++ for a Python number as a value of the compute type of ``target``."""
+    if isinstance(value, complex):
+        raise DtypeError("a complex number appears in the function, which CUDA kernels of wideload do not compute yet. Use a real number.")
+    if target.kind == "bool":
+        return "true" if value != 0 else "false"
+    if target.kind == "float":
+        return _float_literal(float(value), target.compute)
+    bits = 8 * target.itemsize
+    whole = int(value) & ((1 << bits) - 1)
+    if target.kind == "signed" and whole >> (bits - 1):
+        whole -= 1 << bits
+    if target.compute == "long long":
+        return f"({whole + 1}ll - 1)" if whole == -(1 << 63) else f"{whole}ll"
+    return f"({target.compute}){whole}" if target.compute != "int" else (f"({whole + 1} - 1)" if whole == -(1 << 31) else f"{whole}")
+
+
+def _float_literal(value: float, ctype: str) -> str:
+    with np.errstate(over="ignore"):
+        rounded = np.float32(value) if ctype == "float" else np.float64(value)
+    suffix = "f" if ctype == "float" else ""
+    if np.isnan(rounded):
+        return "__int_as_float(0x7fc00000)" if suffix else "__longlong_as_double(0x7ff8000000000000ll)"
+    if np.isinf(rounded):
+        bits = ("0x7f800000" if rounded > 0 else "(int)0xff800000") if suffix else ("0x7ff0000000000000ll" if rounded > 0 else "(long long)0xfff0000000000000ull")
+        return f"__int_as_float({bits})" if suffix else f"__longlong_as_double({bits})"
+    digits = repr(rounded.item()) if ctype == "double" else str(rounded)
+    digits = digits if any(c in digits for c in ".e") else f"{digits}.0"
+    return f"({digits}{suffix})" if digits.startswith("-") else f"{digits}{suffix}"

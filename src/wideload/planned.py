@@ -1,0 +1,118 @@
+"""Turns planned kernels into what a user reads: source, PTX, cubin, SASS, registers, and the reason for each choice.
+
+Compiles when asked, for the target named; launches nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from wideload.cache import find_cubin
+from wideload.emit.kernel import emit_kernel
+from wideload.expr import Expr
+from wideload.nvrtc import Cubin, compile_ptx
+from wideload.plan import KernelPlan
+from wideload.sass import disassemble
+
+__all__ = ["Plan", "PlannedKernel"]
+
+
+@dataclass(frozen=True)
+class PlannedKernel:
+    """One kernel of a plan for one architecture; compiled when first looked at."""
+
+    plan: KernelPlan
+    arch: str
+
+    @property
+    def name(self) -> str:
+        """The kernel's name in ``source``."""
+        return self.plan.name
+
+    @property
+    def source(self) -> str:
+        """The CUDA C++ that NVRTC gets."""
+        return emit_kernel(self.plan.program, self.plan.variant)
+
+    @property
+    def compiled(self) -> Cubin:
+        """The cubin with ptxas' figures. Raises ``CompileError``."""
+        return find_cubin(self.source, arch=self.arch, name=self.name)
+
+    @property
+    def ptx(self) -> str:
+        """The PTX between the source and the cubin."""
+        return compile_ptx(self.source, arch=self.arch, name=self.name)
+
+    @property
+    def sass(self) -> str:
+        """The disassembled cubin."""
+        return disassemble(self.compiled.code)
+
+
+class Plan:
+    """What a call would run: usually one kernel; one for each shape among the results; none where there are no elements."""
+
+    def __init__(self, function: str, arch: str, expr: Expr, kernels: tuple[KernelPlan, ...]) -> None:
+        self.function, self.arch, self.expr = function, arch, expr
+        self.kernels = tuple(PlannedKernel(kernel, arch) for kernel in kernels)
+
+    @functools.cached_property
+    def source(self) -> str:
+        """The CUDA C++ of every kernel."""
+        return "\n".join(kernel.source for kernel in self.kernels)
+
+    @functools.cached_property
+    def ptx(self) -> str:
+        """The PTX of every kernel."""
+        return "\n".join(kernel.ptx for kernel in self.kernels)
+
+    @property
+    def cubin(self) -> bytes:
+        """The machine code of the kernel; of all, one after the other, where there are several."""
+        return b"".join(kernel.compiled.code for kernel in self.kernels)
+
+    @functools.cached_property
+    def sass(self) -> str:
+        """The disassembly of every kernel."""
+        return "\n".join(kernel.sass for kernel in self.kernels)
+
+    @property
+    def registers(self) -> int:
+        """Registers a thread, of the kernel that takes most."""
+        return max((kernel.compiled.registers for kernel in self.kernels), default=0)
+
+    @property
+    def spill_bytes(self) -> int:
+        """Bytes spilled to local memory, stores and loads."""
+        return sum(kernel.compiled.spill_store_bytes + kernel.compiled.spill_load_bytes for kernel in self.kernels)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan for machines: names, families, geometry and reasons, without compiling."""
+        return {
+            "function": self.function,
+            "arch": self.arch,
+            "kernels": [
+                {
+                    "name": kernel.name,
+                    "family": kernel.plan.variant.family,
+                    "elements_per_thread": kernel.plan.variant.elements,
+                    "index_bits": kernel.plan.variant.index_bits,
+                    "num_elements": kernel.plan.num_elements,
+                    "grid": kernel.plan.grid,
+                    "reasons": [{"choice": r.choice, "value": r.value, "why": r.why} for r in kernel.plan.reasons],
+                }
+                for kernel in self.kernels
+            ],
+        }
+
+    def __str__(self) -> str:
+        lines = [f"{self.function} for {self.arch}: {len(self.kernels)} kernel{'s' * (len(self.kernels) != 1)}"]
+        for kernel in self.kernels:
+            lines.append(f"  {kernel.name}, {kernel.plan.num_elements} elements")
+            lines += [f"    {r.choice:<18} {r.value:<16} {r.why}" for r in kernel.plan.reasons]
+        return "\n".join(lines)
+
+    __repr__ = __str__

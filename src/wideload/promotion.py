@@ -1,0 +1,75 @@
+"""Turns an op and the dtypes of its operands into the dtype that torch gives the result, by asking torch.
+
+Each op is asked alone, on one-element CPU tensors of ones: propagated values would raise or mislead, and the ``meta`` device
+imports two seconds of Python on first use.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from wideload.dtypes import dtype_name, is_half
+from wideload.errors import DtypeError
+from wideload.expr import Const, Node, Number
+from wideload.ops_table import Op
+
+__all__ = ["Sample", "common_dtype", "infer_dtype", "sample_of"]
+
+Sample = tuple[torch.dtype, bool] | tuple[type, str] | type
+"""What torch must be told of an operand: (dtype, has no dims), a constant as (type, repr), or the type of a runtime scalar."""
+
+
+def sample_of(node: Node) -> Sample:
+    """How ``node`` looks to torch's promotion rules."""
+    if isinstance(node, Const):
+        return type(node.value), repr(node.value)
+    if isinstance(node, Number):
+        return node.kind
+    return node.dtype, node.ndim == 0
+
+
+def _instance(sample: Sample, widened: bool = False) -> Any:
+    """A one-element tensor or a number like ``sample``; with ``widened``, halves as fp32."""
+    if isinstance(sample, type):
+        return sample(1)
+    first, second = sample
+    if isinstance(first, torch.dtype):
+        return torch.ones(() if second else (1,), dtype=torch.float32 if widened and is_half(first) else first)
+    value = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}.get(str(second))
+    return value if value is not None else first(second == "True") if first is bool else first(second)
+
+
+@functools.lru_cache(maxsize=65536)
+def infer_dtype(op: Op, samples: tuple[Sample, ...], default_dtype: torch.dtype) -> torch.dtype:
+    """The dtype of ``op``'s result: torch is asked on one-element tensors of ones. Raises ``DtypeError`` with torch's own words."""
+    with torch.no_grad():
+        try:
+            result = op.torch(*map(_instance, samples))
+        except NotImplementedError as error:  # the CPU lacks the dtype, CUDA need not: ask one width up
+            halves = {s[0] for s in samples if isinstance(s, tuple) and isinstance(s[0], torch.dtype) and is_half(s[0])}
+            if not halves:
+                raise DtypeError(_refusal(op, samples, error)) from None
+            result = op.torch(*(_instance(sample, widened=True) for sample in samples))
+            if result.dtype == torch.float32 and len(halves) == 1:
+                return halves.pop()  # type: ignore[no-any-return]
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise DtypeError(_refusal(op, samples, error)) from None
+    return result.dtype  # type: ignore[no-any-return]
+
+
+def _refusal(op: Op, samples: tuple[Sample, ...], error: Exception) -> str:
+    kinds = ", ".join(
+        f"{name}: {s.__name__ if isinstance(s, type) else dtype_name(s[0]) if isinstance(s[0], torch.dtype) else s[1]}"
+        for name, s in zip(op.operands, samples, strict=True)
+    )
+    return f"torch refuses {op.name}({kinds}): {str(error).splitlines()[0]}"
+
+
+@functools.lru_cache(maxsize=65536)
+def common_dtype(samples: tuple[Sample, ...], default_dtype: torch.dtype) -> torch.dtype:
+    """``torch.result_type`` of one or two operands."""
+    values = list(map(_instance, samples))
+    return torch.result_type(values[0], values[-1])

@@ -1,0 +1,67 @@
+"""Computes an expression with torch's own operators: the definition of every op, and the path of CPU tensors.
+
+``numerics="fused"`` keeps halves in fp32 between ops and rounds each result once; ``"eager"`` runs torch as it is. Runs on any
+device that torch has; knows nothing of kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from wideload.dtypes import is_half
+from wideload.expr import Apply, Cast, Const, Expr, Load, Number, Numerics, evaluate_host
+
+__all__ = ["evaluate_expr"]
+
+
+def evaluate_expr(
+    expr: Expr, outputs: Sequence[int], tensors: Sequence[torch.Tensor], scalars: tuple[Any, ...], *, numerics: Numerics, differentiable: bool = False
+) -> list[torch.Tensor]:
+    """The tensors that nodes ``outputs`` stand for, each in its own dtype and shape.
+
+    With ``differentiable`` torch's autograd records the computation, by torch's own formulas.
+    """
+    fused = numerics == "fused"
+    needed = _needed(expr, outputs)
+    values: list[Any] = [None] * len(expr.nodes)
+    for number, node in enumerate(expr.nodes):
+        if number not in needed:
+            continue
+        match node:
+            case Load():
+                value = tensors[node.operand]
+            case Number():
+                value = evaluate_host(node.value, scalars)
+            case Const():
+                value = node.value
+            case Cast():
+                value = values[node.operand].to(node.dtype)
+            case Apply():
+                op = node.op
+                run = op.reference if fused and op.reference is not None and not differentiable else op.torch
+                value = run(*(values[operand] for operand in node.operands))
+        if fused and isinstance(value, torch.Tensor) and is_half(value.dtype):
+            value = value.float()
+        values[number] = value
+    return [_result(values[number], expr, number) for number in outputs]
+
+
+def _result(value: Any, expr: Expr, number: int) -> torch.Tensor:
+    node = expr.nodes[number]
+    assert isinstance(node, Load | Apply | Cast)
+    result: torch.Tensor = value.to(node.dtype)
+    return result
+
+
+def _needed(expr: Expr, outputs: Sequence[int]) -> set[int]:
+    needed = set(outputs)
+    for number in reversed(range(len(expr.nodes))):
+        node = expr.nodes[number]
+        if number in needed and isinstance(node, Apply):
+            needed.update(node.operands)
+        elif number in needed and isinstance(node, Cast):
+            needed.add(node.operand)
+    return needed

@@ -1,0 +1,34 @@
+"""Takes the leaves out of nested tuples, lists, dicts and namedtuples, and puts others in their place.
+
+Knows containers only; what a leaf is, its callers decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["map_structure", "same_structure"]
+
+
+def map_structure(fn: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """``fn`` of every leaf of ``tree`` (and of the leaves in the same places of ``others``), in containers of the same types.
+
+    >>> map_structure(lambda x: x + 1, (1, [2, {"a": 3}]))
+    (2, [3, {'a': 4}])
+    """
+    if isinstance(tree, dict):
+        return type(tree)((key, map_structure(fn, value, *(other[key] for other in others))) for key, value in tree.items())
+    if isinstance(tree, (tuple, list)):
+        values = [map_structure(fn, *items) for items in zip(tree, *others, strict=True)]
+        return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
+    return fn(tree, *others)
+
+
+def same_structure(tree: Any, other: Any) -> bool:
+    """Whether both have containers of the same kind, length and keys in the same places (a list may stand for a tuple)."""
+    if isinstance(tree, dict):
+        return isinstance(other, dict) and tree.keys() == other.keys() and all(same_structure(tree[key], other[key]) for key in tree)
+    if isinstance(tree, (tuple, list)):
+        return isinstance(other, (tuple, list)) and len(tree) == len(other) and all(map(same_structure, tree, other))
+    return not isinstance(other, (tuple, list, dict))

@@ -1,0 +1,562 @@
+"""Turns a Python function and the kinds of its arguments into an ``Expr``, by running it once on proxies.
+
+Torch itself says what each op's result dtype is. Knows nothing of strides, of CUDA, or of how the expression will run.
+"""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import operator
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from wideload.dtypes import dtype_name
+from wideload.errors import DtypeError, LayoutError, TraceError
+from wideload.expr import Apply, Cast, Const, Expr, HostCall, HostInput, HostValue, Load, Location, Node, Number
+from wideload.layout import broadcast_shapes
+from wideload.ops_table import OPS, SPELLINGS, Call, Op
+from wideload.promotion import infer_dtype, sample_of
+from wideload.structure import map_structure
+
+__all__ = ["HostResult", "NumberArg", "TensorArg", "TensorResult", "Traced", "is_traced", "trace_function"]
+
+
+@dataclass(frozen=True)
+class TensorArg:
+    """A tensor argument: ``name`` is for errors and generated code."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class NumberArg:
+    """A runtime scalar argument: an int, a float or a complex."""
+
+    name: str
+    kind: type
+
+
+@dataclass(frozen=True)
+class TensorResult:
+    """A leaf of the result: output ``output`` of the expression; ``argument`` is the tensor argument that it is, unchanged."""
+
+    output: int
+    argument: int | None
+
+
+@dataclass(frozen=True)
+class HostResult:
+    """A leaf of the result that is arithmetic of runtime scalars."""
+
+    value: HostValue
+
+
+@dataclass(frozen=True)
+class Traced:
+    """An expression, the structure of the results (leaves: ``TensorResult``, ``HostResult``, constants), and whether the
+    function read a size, so that the expression holds for these shapes only."""
+
+    expr: Expr
+    result: Any
+    reads_sizes: bool
+
+
+def trace_function(fn: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Traced:
+    """Run ``fn`` on proxies for the ``TensorArg`` and ``NumberArg`` leaves of ``args`` and ``kwargs``; other leaves pass as they are.
+
+    Raises ``TraceError`` (with the user's line) for what cannot be one elementwise kernel, ``DtypeError`` for what torch refuses.
+    """
+    tracer = _Tracer()
+    args, kwargs = map_structure(tracer.enter, args), map_structure(tracer.enter, kwargs)
+    outer, _active.tracer = getattr(_active, "tracer", None), tracer
+    try:
+        returned = fn(*args, **kwargs)
+    finally:
+        _active.tracer = outer
+    outputs: list[int] = []
+    result = map_structure(lambda leaf: tracer.leave(leaf, outputs), returned)
+    loads = tuple(node for node in tracer.nodes if isinstance(node, Load))
+    return Traced(Expr(name, loads, tuple(tracer.nodes), tuple(outputs)), result, tracer.reads_sizes)
+
+
+_active = threading.local()
+
+
+def _tracer() -> _Tracer:
+    tracer: _Tracer | None = getattr(_active, "tracer", None)
+    if tracer is None:
+        raise TraceError("a traced value was used after its function had returned: it stands for no tensor. Return it from the function instead.")
+    return tracer
+
+
+# ---- where the user is
+
+_OURS = (str(Path(__file__).parent), str(Path(torch.__file__).parent), sysconfig.get_paths()["stdlib"])
+
+
+def _user_location() -> Location | None:
+    """The innermost line that is neither torch's nor the standard library's nor ours."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(("<frozen", *_OURS)) or "site-packages" in file.removeprefix(_OURS[2]) and not file.startswith(_OURS[:2]):
+            return Location(file, frame.f_lineno, linecache.getline(file, frame.f_lineno).strip())
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def _refuse(what: str, way_out: str) -> NoReturn:
+    at = _user_location()
+    raise TraceError(f"{what}{f' (at {at})' if at else ''}. {way_out}")
+
+
+# ---- numbers known only at the call
+
+
+class _Scalar:
+    """Arithmetic of runtime scalars builds a ``HostValue``; its value cannot be seen while tracing."""
+
+    _value: HostValue
+    _kind: type
+
+    def _seen(self, how: str) -> NoReturn:
+        name = self._value.name if isinstance(self._value, HostInput) else None
+        static = f'static=("{name}",)' if name else "static=(...)"
+        _refuse(
+            f"{how} needs the value of the runtime scalar {name or 'expression'}, which differs from call to call",
+            f"Use torch.where for a choice by value, or wl.fuse(..., {static}) to make the number part of the kernel",
+        )
+
+    def __bool__(self) -> bool:
+        self._seen("a branch (if, and, or, not, min, max)")
+
+    def __int__(self) -> int:
+        self._seen("int()")
+
+    def __float__(self) -> float:
+        self._seen("float() or a function of math")
+
+    def __complex__(self) -> complex:
+        self._seen("complex()")
+
+    def __index__(self) -> int:
+        self._seen("range() or an index")
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __repr__(self) -> str:
+        return f"<runtime {self._kind.__name__}>"
+
+    def __round__(self, *_: Any) -> int:
+        self._seen("round()")
+
+    def __trunc__(self) -> int:
+        self._seen("trunc()")
+
+    def __floor__(self) -> int:
+        self._seen("floor()")
+
+    def __ceil__(self) -> int:
+        self._seen("ceil()")
+
+    def conjugate(self) -> _Scalar:
+        self._seen("conjugate()")
+
+
+class _IntScalar(_Scalar, torch.SymInt):  # torch's argument parser takes a SymInt or SymFloat wherever it takes a number
+    def __init__(self, value: HostValue) -> None:
+        self._value, self._kind = value, int
+
+
+class _FloatScalar(_Scalar, torch.SymFloat):
+    def __init__(self, value: HostValue, kind: type = float) -> None:
+        self._value, self._kind = value, kind
+
+
+def _scalar(value: HostValue, kind: type) -> _Scalar:
+    return _IntScalar(value) if kind is int else _FloatScalar(value, kind)
+
+
+_NUMBERS = (bool, int, float, complex)
+
+
+def _host_arithmetic(fn: Callable[..., Any], reflected: bool) -> Callable[..., Any]:
+    def method(self: _Scalar, *others: Any) -> Any:
+        if not all(isinstance(other, (_Scalar, *_NUMBERS)) for other in others):
+            return NotImplemented
+        operands = (*others, self) if reflected else (self, *others)
+        values = tuple(x._value if isinstance(x, _Scalar) else x for x in operands)
+        samples = tuple(x._kind(1) if isinstance(x, _Scalar) else x for x in operands)
+        try:
+            kind = type(fn(*samples))
+        except ZeroDivisionError:
+            kind = float
+        return _scalar(HostCall(fn, values), kind)
+
+    return method
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"):
+    _fn = getattr(operator, {"and": "and_", "or": "or_"}.get(_name, _name))
+    setattr(_Scalar, f"__{_name}__", _host_arithmetic(_fn, reflected=False))
+    setattr(_Scalar, f"__r{_name}__", _host_arithmetic(_fn, reflected=True))
+for _name in ("neg", "pos", "abs", "invert", "eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(_Scalar, f"__{_name}__", _host_arithmetic(getattr(operator, _name), reflected=False))
+
+
+# ---- tensors
+
+
+class _Tensor:
+    """Stands for a tensor while the function runs: what torch does with it is recorded."""
+
+    __slots__ = ("_node", "_shape")
+
+    def __init__(self, node: int, shape: tuple[int, ...]) -> None:
+        self._node, self._shape = node, shape
+
+    @classmethod
+    def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _tracer().call(func, args, kwargs or {})
+
+    def __getattr__(self, name: str) -> Any:
+        member = getattr(torch.Tensor, name, None)
+        if member is None or name.startswith("__"):
+            raise AttributeError(f"a tensor has no attribute {name!r}")
+        if callable(member):
+            return functools.partial(_tracer().call_method, member, self)
+        return _tracer().read(name, self)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return _tracer().dtype(self)
+
+    @property
+    def ndim(self) -> int:
+        return len(self._shape)
+
+    @property
+    def shape(self) -> torch.Size:
+        _tracer().reads_sizes = True
+        return torch.Size(self._shape)
+
+    @property
+    def device(self) -> torch.device:
+        return _tracer().device
+
+    def _seen(self, how: str, way_out: str = "Use torch.where for a choice by value.") -> NoReturn:
+        _refuse(f"{how} needs the values of a tensor, which are not known while the function is traced", way_out)
+
+    def __bool__(self) -> bool:
+        self._seen("a branch (if, and, or, not)")
+
+    def __int__(self) -> int:
+        self._seen("int()", "Use .to(torch.int64) to convert the tensor.")
+
+    def __float__(self) -> float:
+        self._seen("float()", "Use .to(torch.float64) to convert the tensor.")
+
+    def __complex__(self) -> complex:
+        self._seen("complex()", "Use .to(torch.complex128) to convert the tensor.")
+
+    def __index__(self) -> int:
+        self._seen("an index", "Pass a number that is listed in static=.")
+
+    def __contains__(self, item: object) -> bool:
+        self._seen("in", "Compare with == instead.")
+
+    def __len__(self) -> int:
+        _tracer().reads_sizes = True
+        if not self._shape:
+            raise TypeError("len() of a 0-d tensor")
+        return self._shape[0]
+
+    def __iter__(self) -> Any:
+        _tracer().refuse_view("iteration")
+
+    def __getitem__(self, index: Any) -> Any:
+        _tracer().refuse_view("indexing")
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        _refuse("an indexed assignment writes into a tensor", "Use torch.where to choose between values")
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __repr__(self) -> str:
+        return f"<traced {dtype_name(self.dtype)} tensor>"
+
+    def __format__(self, spec: str) -> str:
+        return repr(self)
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    member = getattr(torch.Tensor, name)
+
+    def method(self: _Tensor, *others: Any) -> Any:
+        return _tracer().call_method(member, self, *others)
+
+    return method
+
+
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
+for _name in (
+    *(f"__{prefix}{name}__" for name in _BINARY for prefix in ("", "r", "i")),
+    *("__neg__", "__pos__", "__abs__", "__invert__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"),
+):
+    if hasattr(torch.Tensor, _name):
+        setattr(_Tensor, _name, _operator(_name))
+
+_CASTS: dict[str, torch.dtype] = {
+    **{"float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16},
+    **{"int": torch.int32, "long": torch.int64, "short": torch.int16, "char": torch.int8, "byte": torch.uint8, "bool": torch.bool},
+    **{"cfloat": torch.complex64, "cdouble": torch.complex128, "chalf": torch.complex32},
+}
+_CAST_METHODS = {getattr(torch.Tensor, name): dtype for name, dtype in _CASTS.items()}
+_SAME_TENSOR = {torch.Tensor.contiguous, torch.Tensor.requires_grad_}
+_VIEWS = (
+    "chunk split tensor_split unbind select narrow slice unsqueeze squeeze expand expand_as broadcast_to t transpose permute movedim swapaxes "
+    "reshape reshape_as view view_as flatten unflatten ravel flip roll repeat tile T mT H mH cat stack concat hstack vstack diagonal unfold "
+    "as_strided real imag view_as_real view_as_complex adjoint moveaxis swapdims"
+).split()
+
+
+def _spelled(func: Callable[..., Any]) -> str:
+    name = getattr(func, "__name__", None) or repr(func)
+    return torch.overrides.resolve_name(func) or name
+
+
+class _Tracer:
+    """The nodes met so far. Equal nodes are one node."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.reads_sizes = False
+        self.device = torch.device("cpu")
+        self._numbers: dict[Any, int] = {}
+        self._slots = 0
+        self._operands: list[_Tensor] = []
+
+    # -- arguments and results
+
+    def enter(self, leaf: Any) -> Any:
+        if isinstance(leaf, TensorArg):
+            self.device = leaf.device if leaf.device.type != "cpu" or not self._operands else self.device
+            node = self._add(Load(len(self._operands), leaf.name, leaf.dtype, len(leaf.shape)))
+            self._operands.append(_Tensor(node, leaf.shape))
+            return self._operands[-1]
+        if isinstance(leaf, NumberArg):
+            self._slots += 1
+            return _scalar(HostInput(self._slots - 1, leaf.name), leaf.kind)
+        return leaf
+
+    def leave(self, leaf: Any, outputs: list[int]) -> Any:
+        if isinstance(leaf, _Tensor):
+            outputs.append(leaf._node)
+            node = self.nodes[leaf._node]
+            return TensorResult(len(outputs) - 1, node.operand if isinstance(node, Load) else None)
+        if isinstance(leaf, _Scalar):
+            return HostResult(leaf._value)
+        if isinstance(leaf, torch.Tensor):
+            raise TraceError("the function returns a tensor that is not computed from its arguments. Pass that tensor as an argument.")
+        return leaf
+
+    # -- calls
+
+    def call_method(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return self.call(func, args, kwargs)
+
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of a torch function or method, as a proxy, a structure of proxies or a Python value."""
+        name = getattr(func, "__name__", "")
+        if kwargs.get("out") is not None:
+            _refuse(f"{_spelled(func)} has out= inside a fused function", "Return the result, and give out= to the fused function")
+        if func in _CAST_METHODS:
+            return self._cast(args[0], _CAST_METHODS[func])
+        if func in (torch.Tensor.to, torch.Tensor.type, torch.Tensor.type_as):
+            return self._to(func, *args, **kwargs)
+        if func in _SAME_TENSOR:
+            return args[0]
+        query = _QUERIES.get(name)
+        if query is not None and getattr(torch.Tensor, name, None) is not None and name not in ("__get__",):
+            return query(self, *args, **kwargs)
+        if name == "__get__":  # a property reached through torch's own wrapper
+            return getattr(args[0], _property_name(func))
+        spelling = SPELLINGS.get(func)
+        if spelling is not None:
+            if kwargs.pop("inplace", False) is True:
+                return self._assign(args[0], self._spell(func, spelling, args, kwargs), _spelled(func))
+            return self._spell(func, spelling, args, kwargs)
+        functional = _functional_form(func)
+        if functional is not None:
+            return self._assign(args[0], self._spell(func, SPELLINGS[functional], args, kwargs), _spelled(func))
+        if name in _VIEWS:
+            self.refuse_view(_spelled(func))
+        _refuse(f"{_spelled(func)} is not an elementwise op that wideload knows", "Compute it outside the fused function and pass its result")
+
+    def _spell(self, func: Callable[..., Any], spelling: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            spelled = spelling(*args, **kwargs)
+        except TypeError as error:
+            if isinstance(error, TraceError | DtypeError):
+                raise
+            _refuse(f"{_spelled(func)}: {error}", "Call it as torch documents it")
+        return map_structure(self._evaluate, spelled)
+
+    def _evaluate(self, tree: Any) -> Any:
+        if not isinstance(tree, Call):
+            return tree
+        return self._apply(tree.op, tuple(self._evaluate(operand) for operand in tree.operands))
+
+    def _apply(self, op: Op, operands: tuple[Any, ...]) -> _Tensor:
+        numbers = tuple(self._operand(op, operand) for operand in operands)
+        dtype = self._infer(op, numbers)
+        shape = self._broadcast(op, [x._shape for x in operands if isinstance(x, _Tensor)])
+        return _Tensor(self._add(Apply(op, numbers, dtype, len(shape), _user_location())), shape)
+
+    def _broadcast(self, op: Op, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+        try:
+            return broadcast_shapes(*shapes)
+        except LayoutError as error:
+            raise LayoutError(f"{op.name}: {error} (at {_user_location()})") from None
+
+    def _operand(self, op: Op, operand: Any) -> int:
+        if isinstance(operand, _Tensor):
+            return operand._node
+        if isinstance(operand, _Scalar):
+            return self._add(Number(operand._value, operand._kind))
+        if isinstance(operand, _NUMBERS):
+            return self._add(Const(operand))
+        if isinstance(operand, torch.Tensor):
+            _refuse(f"{op.name} uses a tensor of shape {tuple(operand.shape)} that is not an argument", "Pass the tensor as an argument of the fused function")
+        _refuse(f"{op.name} takes tensors and numbers, not {type(operand).__name__}", "Pass a tensor or a Python number")
+
+    def _add(self, node: Node) -> int:
+        key = (node, type(node.value), repr(node.value)) if isinstance(node, Const) else node
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self.nodes)
+            self.nodes.append(node)
+        return number
+
+    # -- dtypes
+
+    def dtype(self, tensor: _Tensor) -> torch.dtype:
+        node = self.nodes[tensor._node]
+        assert isinstance(node, Load | Apply | Cast)
+        return node.dtype
+
+    def _infer(self, op: Op, numbers: tuple[int, ...]) -> torch.dtype:
+        samples = tuple(sample_of(self.nodes[number]) for number in numbers)
+        try:
+            return infer_dtype(op, samples, torch.get_default_dtype())
+        except DtypeError as error:
+            at = _user_location()
+            raise DtypeError(f"{error}{f' (at {at})' if at else ''}") from None
+
+    def _cast(self, tensor: Any, dtype: torch.dtype) -> _Tensor:
+        if self.dtype(tensor) == dtype:
+            return tensor  # type: ignore[no-any-return]
+        return _Tensor(self._add(Cast(tensor._node, dtype, len(tensor._shape), _user_location())), tensor._shape)
+
+    def _to(self, func: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        wanted = [*args, *(kwargs[key] for key in ("dtype", "other") if key in kwargs)]
+        dtypes = [x.dtype if isinstance(x, _Tensor) else x for x in wanted if isinstance(x, (torch.dtype, _Tensor))]
+        moved = [x for x in (*args, kwargs.get("device")) if isinstance(x, (str, int, torch.device)) and not isinstance(x, bool)]
+        for device in moved:
+            if isinstance(device, int) or torch.device(device).type != self.device.type:
+                _refuse(f"{_spelled(func)} moves a tensor to {device}", "Move it before the call")
+        if not isinstance(tensor, _Tensor):
+            _refuse(f"{_spelled(func)} converts a tensor that is not an argument", "Pass it as an argument")
+        if not dtypes:
+            return tensor
+        result = self._cast(tensor, dtypes[0])
+        copied = kwargs.get("copy") or True in args[1:] and len(args) > 2
+        return self._apply(OPS["clone"], (tensor,)) if copied and result is tensor else result
+
+    # -- in-place, views, properties
+
+    def _assign(self, target: Any, value: Any, name: str) -> Any:
+        """An in-place method on an intermediate gives that name a new value; on an argument it would write to memory."""
+        if not isinstance(target, _Tensor) or isinstance(self.nodes[target._node], Load):
+            _refuse(f"{name} would write into an argument of the fused function", "Use the out-of-place form, and out= to write into existing memory")
+        have, got = self.dtype(target), self.dtype(value)
+        if not torch.can_cast(got, have):
+            raise DtypeError(f"{name}: the result is {got}, which cannot be stored in place in a {have} (at {_user_location()}). Use the out-of-place form.")
+        if value._shape != target._shape:
+            raise LayoutError(f"{name}: the result has shape {value._shape}, the tensor it is stored in {target._shape} (at {_user_location()}).")
+        target._node = self._cast(value, have)._node
+        return target
+
+    def refuse_view(self, name: str) -> NoReturn:
+        _refuse(f"{name} makes a view or a copy of another layout inside a fused function", "Make the view before the call and pass it: any strides are read in place")
+
+    def read(self, name: str, tensor: _Tensor) -> Any:
+        if name in ("is_cuda", "is_cpu", "is_meta"):
+            return self.device.type == name.removeprefix("is_")
+        if name == "itemsize":
+            return self.dtype(tensor).itemsize
+        if name == "requires_grad":
+            _refuse("requires_grad is not known while the function is traced", "Decide outside the fused function")
+        if name in _VIEWS:
+            self.refuse_view(f"Tensor.{name}")
+        _refuse(f"Tensor.{name} cannot be read while the function is traced", "Read it outside and pass it as a static argument")
+
+
+def _size(tracer: _Tracer, tensor: _Tensor, dim: int | None = None) -> Any:
+    return tensor.shape if dim is None else tensor.shape[dim]
+
+
+def _numel(tracer: _Tracer, tensor: _Tensor) -> int:
+    return tensor.shape.numel()
+
+
+_QUERIES: dict[str, Callable[..., Any]] = {
+    "dim": lambda tracer, tensor: tensor.ndim,
+    "ndimension": lambda tracer, tensor: tensor.ndim,
+    "size": _size,
+    "numel": _numel,
+    "nelement": _numel,
+    "element_size": lambda tracer, tensor: tensor.dtype.itemsize,
+    "is_floating_point": lambda tracer, tensor: tensor.dtype.is_floating_point,
+    "is_complex": lambda tracer, tensor: tensor.dtype.is_complex,
+    "is_signed": lambda tracer, tensor: tensor.dtype.is_signed,
+}
+
+
+def _property_name(func: Callable[..., Any]) -> str:
+    return str(getattr(getattr(func, "__self__", None), "__name__", ""))
+
+
+@functools.cache
+def _functional_form(func: Callable[..., Any]) -> Callable[..., Any] | None:
+    """``torch.Tensor.add`` for ``torch.Tensor.add_`` and ``torch.Tensor.__iadd__``; None where there is none in the table."""
+    name = getattr(func, "__name__", "")
+    if name.startswith("__i") and name.endswith("__"):
+        plain = f"__{name[3:]}"
+    elif name.endswith("_") and not name.endswith("__"):
+        plain = name[:-1]
+    else:
+        return None
+    for owner in (torch.Tensor, torch, torch.nn.functional):
+        found = getattr(owner, plain, None)
+        if found is not None and found in SPELLINGS and getattr(owner, name, None) is func:
+            return found  # type: ignore[no-any-return]
+    return None
+
+
+def is_traced(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an argument is a proxy: the caller is being traced itself."""
+    return any(isinstance(value, (_Tensor, _Scalar)) for value in (*args, *kwargs.values()))
