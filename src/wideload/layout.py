@@ -97,9 +97,9 @@ def iterator_strides(shape: Shape, operands: Sequence[tuple[Shape, Strides]]) ->
 
     ``operands`` are all inputs in order, as ``(shape, strides)`` before broadcasting to ``shape``, with 0-dim tensors and
     Python numbers that became tensors as ``((), ())``. Strides of dims of size 1 are torch's too. An input that torch first
-    converts with ``.to`` (every op on the CPU, ``torch.where`` everywhere) comes in with its ``like_strides``.
+    converts with ``.to`` for its dtype (ops on the CPU, ``torch.where`` everywhere) comes in with its ``like_strides``.
 
-    The rules (aten/src/ATen/TensorIterator.cpp, torch 2.10 - 2.15):
+    The rules (aten/src/ATen/TensorIterator.cpp, read for torch 2.10 and 2.13):
 
     - Inputs of one shape are tried first: all contiguous, or all channels_last, gives that format; all of the same strides,
       non-overlapping and dense, gives those strides.
@@ -215,12 +215,17 @@ class IterSpace:
     num_elements: int
 
     def is_dense(self, operand: int) -> bool:
-        """Whether the operand walks memory in one run of stride 1 over the whole space; true of one element or none."""
-        return not self.dims or (len(self.dims) == 1 and self.dims[0].strides[operand] == 1)
+        """Whether the loops walk the operand's memory in one run of stride 1; true of one element or none."""
+        step = 1
+        for dim in self.dims:
+            if dim.strides[operand] != step:
+                return False
+            step *= dim.size
+        return True
 
     @property
     def all_dense(self) -> bool:
-        """Whether every operand ``is_dense``."""
+        """Whether every operand ``is_dense``; the space is then one loop, or none."""
         return not self.dims or (len(self.dims) == 1 and set(self.dims[0].strides) == {1})
 
     def offset_range(self, operand: int) -> tuple[int, int]:
