@@ -5,7 +5,7 @@ Knows tensors, plans and kernels; never Python functions or how arguments were s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,18 +20,15 @@ from wideload.lower import ScalarParameter
 from wideload.plan import ACCESS_BYTES, KernelPlan, Operand, Target, plan_kernels
 from wideload.replay import NodeLayout
 
-__all__ = ["Launch", "alignment_of", "describe_operand", "prepare_launches", "run_launches"]
+__all__ = ["Launch", "alignment_of", "describe_operand", "kernel_arguments", "prepare_launches", "run_launches"]
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A kernel and where its arguments come from: ``pointers`` index the operands and then the outputs; values are 0-dim CPU tensors."""
+    """A loaded kernel and the plan that its arguments follow."""
 
     kernel: LoadedKernel
-    loads: tuple[tuple[int, bool], ...]
-    stores: tuple[int, ...]
-    sizes: tuple[int, ...]
-    scalars: tuple[ScalarParameter, ...]
+    plan: KernelPlan
 
 
 def alignment_of(tensor: torch.Tensor) -> int:
@@ -56,20 +53,26 @@ def prepare_launches(
 
 def _launch(plan: KernelPlan, device: int) -> Launch:
     cubin = find_cubin(emit_kernel(plan.program, plan.variant), arch=device_arch(device), name=plan.name)
-    loads = tuple((p.operand, access == "value") for p, access in zip(plan.program.parameters, plan.variant.loads, strict=True))
-    return Launch(LoadedKernel(cubin, plan.grid), loads, plan.targets, plan.sizes, plan.program.scalars)
+    return Launch(LoadedKernel(cubin, plan.grid), plan)
 
 
 def run_launches(launches: Sequence[Launch], device: int, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], scalars: tuple[Any, ...]) -> None:
     """Put the kernels on the current stream of ``device``."""
     for launch in launches:
-        arguments: list[int | float] = [
-            _by_value(tensors[operand]) if is_value else tensors[operand].data_ptr() for operand, is_value in launch.loads
-        ]
-        arguments += [outs[position].data_ptr() for position in launch.stores]
-        arguments += launch.sizes
-        arguments += [scalar_argument(parameter, scalars) for parameter in launch.scalars]
-        launch.kernel.launch(device, arguments)
+        launch.kernel.launch(device, kernel_arguments(launch.plan, tensors, outs, scalars, torch.Tensor.data_ptr))
+
+
+def kernel_arguments(
+    plan: KernelPlan, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], scalars: tuple[Any, ...], pointer: Callable[[torch.Tensor], Any]
+) -> list[Any]:
+    """A kernel's arguments in the order of its parameters: loads, stores, sizes, runtime scalars; ``pointer`` of each tensor."""
+    loads = zip(plan.program.parameters, plan.variant.loads, strict=True)
+    return [
+        *(_by_value(tensors[p.operand]) if access == "value" else pointer(tensors[p.operand]) for p, access in loads),
+        *(pointer(outs[position]) for position in plan.targets),
+        *plan.sizes,
+        *(scalar_argument(parameter, scalars) for parameter in plan.program.scalars),
+    ]
 
 
 def _by_value(tensor: torch.Tensor) -> int | float:

@@ -5,6 +5,7 @@ Knows the numerics modes and the table's C++ expressions; never memory, layouts 
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import torch
 from wideload.dtypes import ScalarType, is_half, scalar_type
 from wideload.errors import DtypeError
 from wideload.expr import Apply, Cast, Const, Expr, HostValue, Load, Location, Node, Number, Numerics
+from wideload.ops_table import OPS
 from wideload.promotion import common_dtype, sample_of
 
 __all__ = ["Parameter", "Program", "Result", "ScalarParameter", "Statement", "Store", "lower_expr"]
@@ -80,14 +82,24 @@ class Program:
     is_heavy: bool
 
 
-# Words that a parameter may not be called in the generated code: C++'s, CUDA's, and the kernel's own.
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _RESERVED = frozenset(
-    "alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl concept const constexpr continue decltype default "
-    "delete do double dynamic_cast else enum explicit export extern false final float for friend goto if inline int long mutable namespace new noexcept not "
-    "not_eq nullptr operator or or_eq override private protected public register reinterpret_cast requires return short signed sizeof static "
-    "static_assert static_cast struct switch template this throw true try typedef typeid typename union unsigned using virtual void volatile "
-    "wchar_t while xor xor_eq threadIdx blockIdx blockDim gridDim warpSize n first i k f16 bf16 boolean vec DEVICE FUNCTION".split()
+    (
+        "alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl concept const constexpr continue decltype default "
+        "delete do double dynamic_cast else enum explicit export extern false final float for friend goto if inline int long mutable namespace new "
+        "noexcept not not_eq nullptr operator or or_eq override private protected public register reinterpret_cast requires return short signed sizeof "
+        "static static_assert static_cast struct switch template this throw true try typedef typeid typename union unsigned using virtual void volatile "
+        "wchar_t while xor xor_eq threadIdx blockIdx blockDim gridDim warpSize"
+    ).split()
 )
+"""C++'s and CUDA's own words."""
+
+
+@functools.cache
+def _table_words() -> frozenset[str]:
+    """The identifiers in the table's expressions: a variable of that name would hide the function."""
+    texts = (text for op in OPS.values() for text in (*op.cuda.values(), op.half or ""))
+    return frozenset(word for text in texts for word in _IDENTIFIER.findall(re.sub(r"{\w+}", "", text)))
 
 
 class _Names:
@@ -98,7 +110,7 @@ class _Names:
 
     def take(self, wanted: str) -> str:
         base = re.sub(r"\W|^(?=\d)", "_", wanted, flags=re.ASCII)
-        base = f"{base}_" if base in _RESERVED or base.startswith("__") else base
+        base = f"{base}_" if base in _RESERVED or base in _table_words() else base
         name, count = base, 1
         while name in self._taken:
             count += 1

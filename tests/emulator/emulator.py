@@ -25,7 +25,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,9 @@ towards zero. ``mixed``: one of the two by a hash of the input.
 """
 
 _APPROX: dict[Approx, int] = {"exact": 0, "up": 1, "down": 2, "mixed": 3}
+
+_LOAD, _LAUNCH = 0, 1  # the child's commands
+_NULL = -1  # a null pointer, where offsets into the arena travel
 
 _HERE = Path(__file__).parent
 _CACHE = _HERE.parents[1] / "build" / "emulator"
@@ -70,16 +73,10 @@ _MAX_THREADS = 1024
 _KERNEL = re.compile(
     r'extern\s+"C"\s+__global__\s+(?:void\s+)?(?:__launch_bounds__\(\s*(?P<threads>\d+)[^)]*\)\s*)?(?:void\s+)?(?P<name>\w+)\s*\('
 )
+_FIBER_WARNING = "ASan doesn't fully support makecontext/swapcontext"  # the runtime tells it of every switch
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _FRAME = re.compile(r"kernel\.cu:(\d+)")
 _FAULT_ADDRESS = re.compile(r"on (?:unknown )?address (0x[0-9a-f]+)")
-
-_TABLE = """
-extern "C" __attribute__((visibility("default"))) const emulator::Kernel emulator_kernels[] = {{{kernels}, {{}}}};
-extern "C" char __start_emulator_shared __attribute__((weak, visibility("hidden"))), __stop_emulator_shared __attribute__((weak, visibility("hidden")));
-extern "C" __attribute__((visibility("default"))) char* const emulator_shared_bytes[] = {{&__start_emulator_shared, &__stop_emulator_shared}};
-"""
-
 
 class EmulatorError(AssertionError):
     """A kernel did what it must not do, does not compile, or was launched as no GPU would allow."""
@@ -109,7 +106,10 @@ class Pointer:
     offset: int = 0
 
 
-@dataclass(frozen=True)
+Argument = Pointer | int | float | None
+
+
+@dataclass(frozen=True, eq=False)
 class Program:
     """Compiled kernels of one source text."""
 
@@ -123,7 +123,7 @@ class Program:
         kernel: str,
         grid: tuple[int, int, int],
         block: tuple[int, int, int],
-        args: Sequence[Pointer | int | float | None],
+        args: Sequence[Argument],
         *,
         approx: Approx = "exact",
     ) -> None:
@@ -135,7 +135,7 @@ class Program:
         server = _server(self.sanitize)
         index, number, kinds = server.load(self, kernel)
         _check_arguments(kernel, kinds, args)
-        server.launch(self, (index, number, *grid, *block, _APPROX[approx]), args)
+        server.launch(self, kernel, (index, number, *grid, *block, _APPROX[approx]), kinds, args)
 
 
 def build(source: str, *, sanitize: bool = True) -> Program:
@@ -148,14 +148,14 @@ def build(source: str, *, sanitize: bool = True) -> Program:
     if not kernels:
         raise EmulatorError('no kernel in the source: extern "C" __global__ void NAME(...) is what is looked for')
     has_barrier = "true" if "__syncthreads" in code else "false"
-    table = ", ".join(f"EMULATOR_KERNEL({name}, {has_barrier})" for name in kernels)
+    rows = ", ".join(f"EMULATOR_KERNEL({name}, {has_barrier})" for name in kernels)
+    text = f"{source}\nEMULATOR_TABLE({rows})\n"
     flags = (*_KERNEL_FLAGS, "-O1", *_SANITIZERS) if sanitize else (*_KERNEL_FLAGS, "-O2")
     shim = (_HERE / "shim.h").read_text()
-    folder = _CACHE / hashlib.sha256("\0".join((source, table, shim, _TABLE, *flags, _compiler())).encode()).hexdigest()[:32]
+    folder = _cache_folder(text, shim, *flags)
     library = folder / "kernel.so"
     if not library.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / "kernel.cu", source + _TABLE.format(kernels=table))
+        _write(folder / "kernel.cu", text)
         _compile(library, [*flags, "-include", str(_HERE / "shim.h"), "-x", "c++", str(folder / "kernel.cu")])
     return Program(source, library, sanitize, kernels)
 
@@ -193,7 +193,7 @@ def run_on(
             data = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
             mask = None if writable is None else writable.get(base, np.zeros(len(data), np.bool_))
             memories[base] = Memory(data, base, mask)
-        return Pointer(memories[base], value.storage_offset() * value.element_size())
+        return Pointer(memories[base], int(value.storage_offset()) * value.element_size())
 
     program.run(kernel, grid, block, [argument(value) for value in args], approx=approx)
 
@@ -216,7 +216,7 @@ def _check_launch(program: Program, kernel: str, grid: tuple[int, int, int], blo
         raise EmulatorError(f"{kernel}: block {block} has {threads} threads, allowed are {program.max_threads[kernel]}")
 
 
-def _check_arguments(kernel: str, kinds: str, args: Sequence[Pointer | int | float | None]) -> None:
+def _check_arguments(kernel: str, kinds: str, args: Sequence[Argument]) -> None:
     if len(args) != len(kinds):
         raise EmulatorError(f"{kernel}: got {len(args)} arguments, it takes {len(kinds)}")
     allowed = {"p": (Pointer, type(None)), "i": (int,), "d": (int, float)}
@@ -228,10 +228,17 @@ def _check_arguments(kernel: str, kinds: str, args: Sequence[Pointer | int | flo
 
 @functools.cache
 def _compiler() -> str:
-    """g++ and its version; part of every cache key."""
+    """g++ and its version."""
     if shutil.which("g++") is None:
         raise EmulatorError("g++ was not found; the emulator compiles kernels with it (apt-get install g++)")
     return subprocess.run(["g++", "--version"], check=True, capture_output=True, text=True).stdout.splitlines()[0]
+
+
+def _cache_folder(*inputs: str) -> Path:
+    """The folder of what ``inputs``, and this compiler, make."""
+    folder = _CACHE / hashlib.sha256("\0".join((*inputs, _compiler())).encode()).hexdigest()[:32]
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _write(path: Path, text: str) -> None:
@@ -253,11 +260,9 @@ def _build_runtime(sanitize: bool) -> Path:
     sources = [_HERE / "shim.h", _HERE / "runtime.cpp"]
     compile_flags = (*_COMMON_FLAGS, "-O2", "-fno-math-errno", *(("-DEMULATOR_SANITIZE",) if sanitize else ()))
     link_flags = ("-rdynamic", "-ldl", *(_SANITIZERS[:1] if sanitize else ()))
-    key = "\0".join((*(source.read_text() for source in sources), *compile_flags, *link_flags, _compiler()))
-    folder = _CACHE / hashlib.sha256(key.encode()).hexdigest()[:32]
+    folder = _cache_folder(*(source.read_text() for source in sources), *compile_flags, *link_flags)
     runtime = folder / "runtime"
     if not runtime.exists():
-        folder.mkdir(parents=True, exist_ok=True)
         compiled = folder / f"runtime.{os.getpid()}.o"
         _compile(compiled, [*compile_flags, "-c", str(sources[1])])
         _compile(runtime, [str(compiled), *link_flags])
@@ -270,6 +275,7 @@ class _Placed:
     """A memory in the arena."""
 
     memory: Memory
+    position: int  # of the first argument that points into it
     start: int
 
     @property
@@ -304,53 +310,46 @@ class _Server:
         """(library, kernel, parameter kinds), as the child counts them."""
         if program.library not in self._loaded:
             path = os.fsencode(program.library)
-            answer = self._ask(struct.pack("<qq", 0, len(path)) + path, program, kernel, [])
+            answer = self._ask(struct.pack("<2q", _LOAD, len(path)) + path, program, kernel, [])
             rows = [line.split(" ") for line in answer.splitlines()]
             self._loaded[program.library] = (len(self._loaded), {name: (number, kinds) for number, (name, kinds) in enumerate(rows)})
         index, kernels = self._loaded[program.library]
         return index, *kernels[kernel]
 
-    def launch(self, program: Program, head: tuple[int, ...], args: Sequence[Pointer | int | float | None]) -> None:
-        kernel, kinds = next(row for row in self._loaded[program.library][1].items() if row[1][0] == head[1])
+    def launch(self, program: Program, kernel: str, head: tuple[int, ...], kinds: str, args: Sequence[Argument]) -> None:
+        """``head``: library, kernel, grid, block, approx, as the child counts them."""
         placed = self._place(args)
         for place in placed.values():
             self._arena[place.start - _GUARD : place.start] = _PATTERN
             self._arena[place.start : place.end] = place.memory.data
             self._arena[place.end : place.end + _GUARD] = _PATTERN
-        slots = b"".join(
-            struct.pack("<q", placed[id(value.memory)].start + value.offset)
-            if isinstance(value, Pointer)
-            else struct.pack("<q", -1)
-            if value is None
-            else struct.pack("<d", value)
-            if kind == "d"
-            else struct.pack("<q", value)
-            for value, kind in zip(args, kinds[1], strict=True)
-        )
-        extents = [(place.start, len(place.memory.data)) for place in placed.values()]
-        message = struct.pack(
-            f"<12q{2 * len(extents)}qq", 1, *head, self._nbytes, len(extents), *(word for extent in extents for word in extent), len(args)
-        )
-        self._ask(message + slots, program, kernel, list(placed.values()))
+        message = [struct.pack("<12q", _LAUNCH, *head, self._nbytes, len(placed))]
+        message += [struct.pack("<2q", place.start, len(place.memory.data)) for place in placed.values()]
+        message.append(struct.pack("<q", len(args)))
+        for value, kind in zip(args, kinds, strict=True):
+            if isinstance(value, Pointer):
+                value = placed[id(value.memory)].start + value.offset
+            message.append(struct.pack("<d" if kind == "d" else "<q", _NULL if value is None else value))
+        self._ask(b"".join(message), program, kernel, list(placed.values()))
         for place in placed.values():
-            self._check_writes(kernel, place, args)
+            self._check_writes(kernel, place)
         for place in placed.values():
             place.memory.data[:] = self._arena[place.start : place.end]
 
-    def _place(self, args: Sequence[Pointer | int | float | None]) -> dict[int, _Placed]:
+    def _place(self, args: Sequence[Argument]) -> dict[int, _Placed]:
         """Where each memory goes, by its id; the arena is made large enough."""
         placed: dict[int, _Placed] = {}
         cursor = _ALIGNMENT
-        for value in args:
+        for position, value in enumerate(args):
             if isinstance(value, Pointer) and id(value.memory) not in placed:
                 start = -(-(cursor + _GUARD) // _ALIGNMENT) * _ALIGNMENT + value.memory.address % _ALIGNMENT
-                placed[id(value.memory)] = place = _Placed(value.memory, start)
+                placed[id(value.memory)] = place = _Placed(value.memory, position, start)
                 cursor = place.end + _GUARD
-        if cursor + _GUARD > self._nbytes:
-            self._grow(1 << (cursor + _GUARD).bit_length())
+        if cursor > self._nbytes:
+            self._grow(1 << cursor.bit_length())
         return placed
 
-    def _check_writes(self, kernel: str, place: _Placed, args: Sequence[Pointer | int | float | None]) -> None:
+    def _check_writes(self, kernel: str, place: _Placed) -> None:
         arena = self._arena
         faults = [place.start - _GUARD + np.flatnonzero(arena[place.start - _GUARD : place.start] != _PATTERN)]
         faults.append(place.end + np.flatnonzero(arena[place.end : place.end + _GUARD] != _PATTERN))
@@ -359,7 +358,8 @@ class _Server:
             faults.append(place.start + np.flatnonzero(changed & ~place.memory.writable))
         offsets = np.concatenate(faults)
         if len(offsets):
-            raise EmulatorError(f"{kernel}: {len(offsets)} bytes written that must not change, the first {_whereabouts(int(offsets[0]), [place], args)}")
+            first = _whereabouts(int(offsets[0]), [place])
+            raise EmulatorError(f"{kernel}: wrote {len(offsets)} bytes that must not change, the first is {first}")
 
     def _ask(self, message: bytes, program: Program, kernel: str, placed: list[_Placed]) -> str:
         assert self._process.stdin is not None
@@ -388,26 +388,26 @@ class _Server:
         """What the child wrote before it died, led by the kind of fault, the operand and the kernel's lines."""
         code = self.close()
         self._log.seek(0)
-        report = self._log.read().decode(errors="replace")
+        report = "".join(line for line in self._log.read().decode(errors="replace").splitlines(keepends=True) if _FIBER_WARNING not in line)
         summary = next((line for line in report.splitlines() if re.search(r"ERROR: |runtime error: |^emulator: ", line)), None)
         if summary is None:
             summary = f"no answer within {_HANG_S} s" if code == -9 else f"the child ended with status {code}"
         lines = [summary.strip()]
         fault = _FAULT_ADDRESS.search(summary)
-        if fault:
-            base = int.from_bytes(self._arena[:8].tobytes(), "little")
-            lines.append(f"that is {_whereabouts(int(fault[1], 16) - base, placed, None)}")
+        offset = int(fault[1], 16) - int.from_bytes(self._arena[:8].tobytes(), "little") if fault else -1
+        if placed and 0 <= offset < self._nbytes:
+            lines.append(f"that is {_whereabouts(offset, placed)}")
         text = program.source.splitlines()
-        for number in dict.fromkeys(int(match) for match in _FRAME.findall(report)):
-            if number <= len(text):
-                lines.append(f"kernel.cu:{number}: {text[number - 1].strip()}")
+        numbers = dict.fromkeys(int(match) for match in _FRAME.findall(report))
+        lines += [f"kernel.cu:{number}: {text[number - 1].strip()}" for number in numbers if number <= len(text)]
         return f"{kernel}: " + "\n  ".join(lines) + f"\n\n{report}"
 
     def close(self) -> int:
         """End the child; its exit status."""
         global _servers
         _servers = {key: server for key, server in _servers.items() if server is not self}
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
         code = self._process.wait()
         self._process.stdout.close()
@@ -415,18 +415,15 @@ class _Server:
         return code
 
 
-def _whereabouts(offset: int, placed: Sequence[_Placed], args: Sequence[Any] | None) -> str:
-    """An offset in the arena, told by the nearest operand."""
-    if not placed:
-        return "no operand's"
-    number, place = min(enumerate(placed), key=lambda row: max(row[1].start - offset, offset - row[1].end + 1, 0))
-    name = f"memory {number}" if args is None else f"the memory of argument {[getattr(a, 'memory', None) for a in args].index(place.memory)}"
-    size = f"{name} ({len(place.memory.data)} bytes)"
+def _whereabouts(offset: int, placed: Sequence[_Placed]) -> str:
+    """An offset in the arena, told by the nearest memory."""
+    place = min(placed, key=lambda place: max(place.start - offset, offset - place.end + 1, 0))
+    memory = f"the memory of argument {place.position}, {len(place.memory.data)} bytes long"
     if offset < place.start:
-        return f"{place.start - offset} bytes before {size}"
+        return f"{place.start - offset} bytes before the start of {memory}"
     if offset >= place.end:
-        return f"{offset - place.end} bytes behind the end of {size}"
-    return f"byte {offset - place.start} of {size}"
+        return f"{offset - place.end} bytes behind the end of {memory}"
+    return f"byte {offset - place.start} of {memory}"
 
 
 _servers: dict[bool, _Server] = {}

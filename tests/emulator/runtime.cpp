@@ -189,7 +189,7 @@ float cos_approx(float x) { return within_absolute(std::cos((double)x), 0x1.6a09
 
 float __fmaf_rn(float x, float y, float z) { return std::fma(x, y, z); }
 double __fma_rn(double x, double y, double z) { return std::fma(x, y, z); }
-float __saturatef(float x) { return x > 0 ? std::fmin(x, 1.0f) : 0.0f; }
+float __saturatef(float x) { return !(x > 0) ? 0.0f : x < 1 ? x : 1.0f; }  // NaN gives +0
 float __frsqrt_rn(float x) { return (float)(1 / std::sqrt((double)x)); }
 
 // Error bounds of the CUDA C++ Programming Guide, "Mathematical Functions", "Intrinsic Functions".
@@ -233,9 +233,19 @@ UNARY(sinh, 3) UNARY(cosh, 2) UNARY(tanh, 2) UNARY(asinh, 3) UNARY(acosh, 4) UNA
 UNARY(erf, 2) UNARY(erfc, 4) UNARY(lgamma, 6) UNARY(tgamma, 5) UNARY(cbrt, 1)
 BINARY(pow, 4) BINARY(atan2, 3) BINARY(hypot, 3)
 EXACT_UNARY(sqrt) EXACT_UNARY(floor) EXACT_UNARY(ceil) EXACT_UNARY(trunc) EXACT_UNARY(round) EXACT_UNARY(rint) EXACT_UNARY(nearbyint)
-EXACT_UNARY(fabs) EXACT_UNARY(logb)
+EXACT_UNARY(fabs)
 EXACT_BINARY(fmod) EXACT_BINARY(remainder) EXACT_BINARY(copysign) EXACT_BINARY(nextafter) EXACT_BINARY(fdim)
-EXACT_BINARY(fmin) EXACT_BINARY(fmax)
+
+// PTX ISA, min and max: a NaN gives way to a number, and -0 is less than +0.
+template <class T> static T minimum(T x, T y)
+{
+    if (std::isnan(x) || std::isnan(y)) return std::isnan(x) ? y : x;
+    return x < y || (x == y && std::signbit(x)) ? x : y;
+}
+float fminf(float x, float y) { return minimum(x, y); }
+double fmin(double x, double y) { return minimum(x, y); }
+float fmaxf(float x, float y) { return -minimum(-x, -y); }
+double fmax(double x, double y) { return -minimum(-x, -y); }
 
 double exp10(double x) { return std::pow(10.0, x); }
 float exp10f(float x) { return within_ulp(std::pow(10.0, (double)x), 2, x); }
@@ -275,100 +285,120 @@ double frexp(double x, int* exponent) { return std::frexp(x, exponent); }
 namespace emulator {
 
 // A kernel with barriers: a block's threads are fibers, switched at every barrier. One without: a loop.
-struct Fiber {
-    ucontext_t context;
-    char* stack;
+//
+// A fiber is entered once through ucontext and lives on, a thread of one block after another; from then on it is switched
+// with __builtin_setjmp, which makes no system call and, unlike longjmp, leaves AddressSanitizer's shadow of the stack as it is.
+struct Context {
+    void* registers[5];  // what __builtin_setjmp asks for
     void* fake_stack;
-    uint3 index;
+};
+
+struct Fiber {
+    Context context;
+    ucontext_t entry;
+    char* stack;
     int line;  // of the barrier at which it waits, 0 when the thread has returned
 };
 
 static const size_t STACK_BYTES = 1 << 18;  // a sanitizer writes its report on the stack of the thread that failed
-static std::vector<Fiber> fibers;
-static ucontext_t scheduler;
+static std::vector<Fiber*> fibers;
+static Context scheduler;
+static ucontext_t scheduler_entry;
 static const void* scheduler_stack;
 static size_t scheduler_stack_bytes;
-static void* scheduler_fake_stack;
 static Fiber* running;
 static const Kernel* current_kernel;
 static const Slot* current_slots;
 
-static void start_switch(void** fake_stack, const void* stack, size_t bytes)
+static void start_switch(Context& from, const void* stack, size_t bytes)
 {
 #ifdef EMULATOR_SANITIZE
-    __sanitizer_start_switch_fiber(fake_stack, stack, bytes);
+    __sanitizer_start_switch_fiber(&from.fake_stack, stack, bytes);
 #else
-    (void)fake_stack, (void)stack, (void)bytes;
+    (void)from, (void)stack, (void)bytes;
 #endif
 }
 
-static void finish_switch(void* fake_stack, const void** stack, size_t* bytes)
+static void finish_switch(Context& to, const void** stack, size_t* bytes)
 {
 #ifdef EMULATOR_SANITIZE
-    __sanitizer_finish_switch_fiber(fake_stack, stack, bytes);
+    __sanitizer_finish_switch_fiber(to.fake_stack, stack, bytes);
 #else
-    (void)fake_stack, (void)stack, (void)bytes;
+    (void)to, (void)stack, (void)bytes;
 #endif
 }
 
-static void leave(int line, bool last)
+// The compiler allows no __builtin_longjmp in the function of the __builtin_setjmp.
+__attribute__((noinline)) static void jump(Context& to) { __builtin_longjmp(to.registers, 1); }
+__attribute__((noinline)) static void switch_context(Context& from, Context& to)
+{
+    if (!__builtin_setjmp(from.registers)) jump(to);
+}
+
+void barrier(int line)
 {
     Fiber& fiber = *running;
     fiber.line = line;
-    start_switch(last ? nullptr : &fiber.fake_stack, scheduler_stack, scheduler_stack_bytes);
-    swapcontext(&fiber.context, &scheduler);
-    finish_switch(fiber.fake_stack, &scheduler_stack, &scheduler_stack_bytes);
+    start_switch(fiber.context, scheduler_stack, scheduler_stack_bytes);
+    switch_context(fiber.context, scheduler);
+    finish_switch(fiber.context, &scheduler_stack, &scheduler_stack_bytes);
 }
 
 static void fiber_main()
 {
-    finish_switch(nullptr, &scheduler_stack, &scheduler_stack_bytes);
-    current_kernel->run_thread(current_slots);
-    leave(0, true);
+    finish_switch(running->context, &scheduler_stack, &scheduler_stack_bytes);
+    for (;;) {
+        current_kernel->run_thread(current_slots);
+        barrier(0);
+    }
 }
 
-void barrier(int line) { leave(line, false); }
-
-static void run_fibers(size_t count)
+__attribute__((noinline)) static void enter(Fiber& fiber)
 {
-    while (fibers.size() < count) {
-        Fiber fiber{};
-        fiber.stack = (char*)mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (fiber.stack == MAP_FAILED) fail("no memory for the stacks of a block");
-        fibers.push_back(fiber);
-    }
-    size_t next = 0;
-    for (unsigned z = 0; z < device::blockDim.z; ++z)
-        for (unsigned y = 0; y < device::blockDim.y; ++y)
-            for (unsigned x = 0; x < device::blockDim.x; ++x) {
-                Fiber& fiber = fibers[next++];
-                getcontext(&fiber.context);
-                fiber.context.uc_stack.ss_sp = fiber.stack;
-                fiber.context.uc_stack.ss_size = STACK_BYTES;
-                fiber.context.uc_link = nullptr;
-                fiber.fake_stack = nullptr;
-                fiber.index = {x, y, z};
-                makecontext(&fiber.context, fiber_main, 0);
+    if (!__builtin_setjmp(scheduler.registers)) swapcontext(&scheduler_entry, &fiber.entry);
+}
+
+static void resume(Fiber& fiber, bool first)
+{
+    running = &fiber;
+    start_switch(scheduler, fiber.stack, STACK_BYTES);
+    if (first) enter(fiber);
+    else switch_context(scheduler, fiber.context);
+    finish_switch(scheduler, nullptr, nullptr);
+}
+
+static Fiber* new_fiber()
+{
+    Fiber* fiber = new Fiber{};
+    fiber->stack = (char*)mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (fiber->stack == MAP_FAILED) fail("no memory for the stacks of a block");
+    getcontext(&fiber->entry);
+    fiber->entry.uc_stack.ss_sp = fiber->stack;
+    fiber->entry.uc_stack.ss_size = STACK_BYTES;
+    makecontext(&fiber->entry, fiber_main, 0);
+    return fiber;
+}
+
+// One pass brings every thread of the block to its next barrier, which must be the same, or to its end.
+static int run_to_barrier()
+{
+    size_t k = 0;
+    uint3 index;
+    for (index.z = 0; index.z < device::blockDim.z; ++index.z)
+        for (index.y = 0; index.y < device::blockDim.y; ++index.y)
+            for (index.x = 0; index.x < device::blockDim.x; ++index.x, ++k) {
+                const bool first = k == fibers.size();
+                if (first) fibers.push_back(new_fiber());
+                device::threadIdx = index;
+                resume(*fibers[k], first);
+                if (fibers[k]->line != fibers[0]->line) {
+                    const auto place = [](const Fiber& fiber) {
+                        return fiber.line ? "waits at the barrier of kernel.cu:" + std::to_string(fiber.line) : std::string("has returned");
+                    };
+                    fail("divergent barrier: thread 0 of a block " + place(*fibers[0]) + ", thread " + std::to_string(k) + " " + place(*fibers[k]));
+                }
             }
-    int line;
-    do {
-        for (size_t k = 0; k < count; ++k) {
-            running = &fibers[k];
-            device::threadIdx = running->index;
-            start_switch(&scheduler_fake_stack, running->stack, STACK_BYTES);
-            swapcontext(&scheduler, &running->context);
-            finish_switch(scheduler_fake_stack, nullptr, nullptr);
-        }
-        line = fibers[0].line;
-        for (size_t k = 1; k < count; ++k)
-            if (fibers[k].line != line) {
-                const auto place = [](const Fiber& fiber) {
-                    return fiber.line ? "waits at the barrier of kernel.cu:" + std::to_string(fiber.line) : std::string("has returned");
-                };
-                fail("divergent barrier in " + std::string(current_kernel->name) + ": thread 0 of a block " + place(fibers[0]) + ", thread " +
-                     std::to_string(k) + " " + place(fibers[k]));
-            }
-    } while (line);
+    return fibers[0]->line;
 }
 
 static void run_loop()
@@ -386,13 +416,12 @@ static void run_grid(const Kernel& kernel, const Slot* slots, Section shared)
     current_kernel = &kernel;
     current_slots = slots;
     uint3& b = device::blockIdx;
-    const uint3 block = device::blockDim;
     for (b.z = 0; b.z < device::gridDim.z; ++b.z)
         for (b.y = 0; b.y < device::gridDim.y; ++b.y)
             for (b.x = 0; b.x < device::gridDim.x; ++b.x) {
                 for (volatile char* byte = shared.begin; byte < shared.end; ++byte) *byte = (char)0xff;  // NaN in every float type
-                if (kernel.has_barrier) run_fibers((size_t)block.x * block.y * block.z);
-                else run_loop();
+                if (!kernel.has_barrier) run_loop();
+                else while (run_to_barrier()) {}
             }
 }
 

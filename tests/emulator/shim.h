@@ -169,7 +169,7 @@ EMULATOR_UNARY(sinh) EMULATOR_UNARY(cosh) EMULATOR_UNARY(tanh) EMULATOR_UNARY(as
 EMULATOR_UNARY(erf) EMULATOR_UNARY(erfc) EMULATOR_UNARY(erfcx) EMULATOR_UNARY(lgamma) EMULATOR_UNARY(tgamma)
 EMULATOR_UNARY(sinpi) EMULATOR_UNARY(cospi) EMULATOR_UNARY(cbrt) EMULATOR_UNARY(rsqrt) EMULATOR_UNARY(sqrt)
 EMULATOR_UNARY(floor) EMULATOR_UNARY(ceil) EMULATOR_UNARY(trunc) EMULATOR_UNARY(round) EMULATOR_UNARY(rint) EMULATOR_UNARY(nearbyint)
-EMULATOR_UNARY(fabs) EMULATOR_UNARY(logb)
+EMULATOR_UNARY(fabs)
 EMULATOR_BINARY(pow) EMULATOR_BINARY(atan2) EMULATOR_BINARY(hypot) EMULATOR_BINARY(fmod) EMULATOR_BINARY(remainder)
 EMULATOR_BINARY(copysign) EMULATOR_BINARY(nextafter) EMULATOR_BINARY(fmin) EMULATOR_BINARY(fmax) EMULATOR_BINARY(fdim)
 #undef EMULATOR_UNARY
@@ -233,4 +233,14 @@ template <class... P> Signature<P...> signature_of(void (*)(P...));
 }  // namespace emulator
 
 #define __syncthreads() emulator::barrier(__LINE__)
-#define EMULATOR_KERNEL(name, has_barrier) {#name, decltype(emulator::signature_of(&name))::kinds, &decltype(emulator::signature_of(&name))::run_thread<&name>, has_barrier}
+
+// The bounds of shared memory, made by the linker; null where a source has none.
+extern "C" char __start_emulator_shared __attribute__((weak, visibility("hidden")));
+extern "C" char __stop_emulator_shared __attribute__((weak, visibility("hidden")));
+
+#define EMULATOR_EXPORT extern "C" __attribute__((visibility("default")))
+#define EMULATOR_SIGNATURE(name) decltype(emulator::signature_of(&name))
+#define EMULATOR_KERNEL(name, has_barrier) {#name, EMULATOR_SIGNATURE(name)::kinds, &EMULATOR_SIGNATURE(name)::run_thread<&name>, has_barrier}
+#define EMULATOR_TABLE(...) \
+    EMULATOR_EXPORT const emulator::Kernel emulator_kernels[] = {__VA_ARGS__, {}}; \
+    EMULATOR_EXPORT char* const emulator_shared_bytes[] = {&__start_emulator_shared, &__stop_emulator_shared};

@@ -11,7 +11,7 @@ __all__ = ["element_call", "emit_element"]
 
 
 def emit_element(program: Program) -> str:
-    """``DEVICE void name(operands, runtime scalars, results by reference)``, the user's lines as comments."""
+    """``DEVICE void name_element(operands, runtime scalars, results by reference)``, the user's lines as comments."""
     parameters = [f"const {p.type.compute} {p.name}" for p in program.parameters]
     parameters += [f"const {s.ctype} {s.name}" for s in program.scalars]
     parameters += [f"{r.type.compute}& {r.name}" for r in program.results]
@@ -22,12 +22,12 @@ def emit_element(program: Program) -> str:
             lines.append(f"    // {_comment(last)}")
         lines.append(f"    const {statement.ctype} {statement.name} = {statement.text};")
     lines += [f"    {r.name} = {r.text};" for r in program.results]
-    return f"DEVICE void {program.name}({', '.join(parameters)})\n{{\n" + "\n".join(lines) + "\n}"
+    return f"DEVICE void {program.name}_element({', '.join(parameters)})\n{{\n" + "\n".join(lines) + "\n}"
 
 
 def element_call(program: Program, operands: list[str], results: list[str]) -> str:
     """A call of the element function on C++ values of the compute types."""
-    return f"{program.name}({', '.join([*operands, *(s.name for s in program.scalars), *results])});"
+    return f"{program.name}_element({', '.join([*operands, *(s.name for s in program.scalars), *results])});"
 
 
 def _comment(text: str) -> str:

@@ -1,0 +1,46 @@
+"""Runs a fused function's kernels on the CPU through the emulator: the launcher's work, without a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests.emulator.emulator import Approx, build, run_on
+from wideload.execute import kernel_arguments
+from wideload.fused import FusedFunction
+from wideload.plan import THREADS
+from wideload.structure import map_structure
+from wideload.trace import TensorResult
+
+__all__ = ["run_emulated"]
+
+_POISON = 0xA5
+
+
+def run_emulated(f: FusedFunction, *args: Any, out: Any = None, approx: Approx = "exact", **kwargs: Any) -> Any:
+    """What ``f(*args, out=out, **kwargs)`` would return on a GPU; every byte outside the outputs must stay as it was."""
+    call = f._bind(args, kwargs)
+    _, traced = f._trace(call)
+    layouts, dtypes = f._result_layouts(call, traced)
+    if out is None:
+        outs = [_poisoned(layout.shape, layout.strides, dtype) for layout, dtype in zip(layouts, dtypes, strict=True)]
+    else:
+        outs = f._match_out(traced, out)
+    plan = f.plan(*args, out=_as_structure(traced.result, outs), target="sm_90", **kwargs)
+    for kernel in plan.kernels:
+        arguments = kernel_arguments(kernel.plan, call.tensors, outs, tuple(call.scalars), lambda tensor: tensor)
+        written = [outs[position] for position in kernel.plan.targets]
+        run_on(build(kernel.source), kernel.name, (kernel.plan.grid, 1, 1), (THREADS, 1, 1), arguments, outputs=written, approx=approx)
+    return out if out is not None else _as_structure(traced.result, outs)
+
+
+def _poisoned(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    tensor = torch.empty_strided(shape, strides, dtype=dtype)
+    storage = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    storage.fill_(_POISON)
+    return tensor
+
+
+def _as_structure(result: Any, outs: list[torch.Tensor]) -> Any:
+    return map_structure(lambda leaf: outs[leaf.output] if isinstance(leaf, TensorResult) else leaf, result)
