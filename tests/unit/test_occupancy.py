@@ -31,7 +31,7 @@ from wideload.errors import DeviceError
         ("sm_90", 33, 16, 0, Occupancy(32, 64, 1.0, "threads")),
         # 48 KiB + 1 KiB kept by the driver: 228 // 49.
         ("sm_90", 256, 32, 48 * 1024, Occupancy(4, 32, 0.5, "shared")),
-        # 33 KiB each: 164 // 33 = 4, and 1 byte more takes 128: 164 * 1024 // (33 * 1024 + 128) = 4.
+        # 33 KiB each: 164 // 33.
         ("sm_80", 128, 32, 32 * 1024, Occupancy(4, 16, 0.25, "shared")),
         # 100 KiB // 10 KiB = 10; 1 byte more takes 128: 102400 // 10368 = 9.
         ("sm_89", 128, 32, 9 * 1024, Occupancy(10, 40, 40 / 48, "shared")),
