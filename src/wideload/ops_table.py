@@ -10,7 +10,7 @@ import inspect
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -43,7 +43,8 @@ class Op:
     rounded); where terms of either sign are added (``lerp``, ``addcmul``, ...) in those of the largest term. The figures of
     CUDA's own functions are from the CUDA Programming Guide 13, appendix "Mathematical Functions". ``reference`` replaces
     ``torch`` where torch's own fp32 formula on the CPU breaks the bound. ``heavy`` marks expressions long enough that
-    a kernel should hold them once.
+    a kernel should hold them once. ``keeps_format`` marks results in the memory format of the first
+    operand: copies, and constants of its shape.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Op:
     reference: Callable[..., Any] | None = None
     heavy: bool = False
     eager: Mapping[Kind, str] | None = None
+    keeps_format: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,13 @@ def _is_number(operand: Any) -> bool:
     return not isinstance(operand, Call) and not hasattr(operand, "dtype")
 
 
+def _is_literal(operand: Any, value: int) -> bool:
+    """Whether ``operand`` is the Python integer ``value``; a runtime scalar, which may be it at one call and not at the next, is not."""
+    return type(operand) is int and operand == value
+
+
 # ---- adding rows and spellings
 
-_KINDS: tuple[Kind, ...] = get_args(Kind)
 _NAMESPACES = (torch, torch.Tensor, F, torch.special)
 
 
@@ -99,6 +105,7 @@ def _row(
     unsigned: str | None = None,
     boolean: str | None = None,
     integer: str | None = None,
+    number: str | None = None,
     every: str | None = None,
     types: str = "",
     ulp: tuple[float, float] = (0, 0),
@@ -106,13 +113,22 @@ def _row(
     eager: str | None = None,
     reference: Callable[..., Any] | None = None,
     heavy: bool = False,
+    keeps_format: bool = False,
 ) -> Op:
-    """Add a row. ``integer`` serves both signed and unsigned, ``every`` each kind; ``types`` is ``result`` for all operands by default."""
-    given = dict(zip(_KINDS, (floating, signed or integer, unsigned or integer, boolean), strict=True))
-    cuda = {kind: expression for kind in _KINDS if (expression := given[kind] or every)}
+    """Add a row. ``integer`` serves both signed and unsigned, ``number`` float too, ``every`` each kind; ``types`` is ``result`` for all operands by default."""
+    whole = integer or number or every
+    given: dict[Kind, str | None] = {
+        "float": floating or number or every,
+        "signed": signed or whole,
+        "unsigned": unsigned or whole,
+        "bool": boolean or every,
+    }
+    cuda = {kind: expression for kind, expression in given.items() if expression is not None}
     names = tuple(operands.split())
     marks: Any = tuple(types.split()) or ("result",) * len(names)
-    OPS[name] = Op(name, names, function, cuda, marks, ulp, half, reference, heavy, None if eager is None else {"float": eager})
+    OPS[name] = Op(
+        name, names, function, cuda, marks, ulp, half, reference, heavy, None if eager is None else {"float": eager}, keeps_format
+    )
     return OPS[name]
 
 
@@ -147,7 +163,9 @@ def _op(names: str, operands: str, function: Callable[..., Any], **row: Any) -> 
 
 def _out_of_place(inplace: Any, result: Any) -> Any:
     if inplace:
-        raise TraceError("inplace=True would write into an argument of a fused function. Leave it out, and give out= to the fused function instead.")
+        raise TraceError(
+            "inplace=True would write into an argument of a fused function. Leave it out, and give out= to the fused function instead."
+        )
     return result
 
 
@@ -173,9 +191,9 @@ _row(
 _row("mul", "input other", operator.mul, floating="{input} * {other}", integer="::wrap_mul({input}, {other})", boolean="{input} && {other}")
 _op("neg negative __neg__", "input", torch.neg, floating="-{input}", integer="::wrap_neg({input})")
 _op("positive __pos__", "input", torch.positive, floating="{input}", integer="{input}")
-_op("abs absolute __abs__", "input", torch.abs, floating="::fabs({input})", signed="::wrap_abs({input})", unsigned="{input}", boolean="{input}")
-_op("square", "input", torch.square, floating="{input} * {input}", integer="::wrap_mul({input}, {input})", boolean="{input}")
-_row("clone", "input", torch.clone, every="{input}")
+_op("abs absolute __abs__", "input", torch.abs, floating="::fabs({input})", signed="::wrap_abs({input})", unsigned="{input}")
+_op("square", "input", torch.square, floating="{input} * {input}", integer="::wrap_mul({input}, {input})")
+_row("clone", "input", torch.clone, every="{input}", keeps_format=True)
 
 # Where the divisor is a number, ATen multiplies by its reciprocal.
 _row("div", "input other", torch.div, floating="{input} / {other}")
@@ -188,7 +206,13 @@ _row(
     eager="{round}(1 / {input}) * {other}",
     reference=lambda input, other: torch.div(torch.as_tensor(other), input),
 )
-_row("div_trunc", "input other", lambda input, other: torch.div(input, other, rounding_mode="trunc"), floating="::trunc({input} / {other})", integer="::divide_trunc({input}, {other})")
+_row(
+    "div_trunc",
+    "input other",
+    lambda input, other: torch.div(input, other, rounding_mode="trunc"),
+    floating="::trunc({input} / {other})",
+    integer="::divide_trunc({input}, {other})",
+)
 _row(
     "div_trunc_number",
     "input other",
@@ -197,20 +221,34 @@ _row(
     integer="::divide_trunc({input}, {other})",
     eager="::trunc({input} * (1 / {other}))",
 )
-_row("div_floor", "input other", operator.floordiv, floating="::divide_floor({input}, {other})", integer="::divide_floor({input}, {other})", heavy=True)
+_row(
+    "div_floor",
+    "input other",
+    operator.floordiv,
+    floating="::divide_floor({input}, {other})",
+    integer="::divide_floor({input}, {other})",
+    heavy=True,
+)
 _op("fmod", "input other", torch.fmod, floating="::modulo_trunc({input}, {other})", integer="::modulo_trunc({input}, {other})", heavy=True)
-_row("remainder", "input other", operator.mod, floating="::modulo_floor({input}, {other})", integer="::modulo_floor({input}, {other})", heavy=True)
+_row(
+    "remainder",
+    "input other",
+    operator.mod,
+    floating="::modulo_floor({input}, {other})",
+    integer="::modulo_floor({input}, {other})",
+    heavy=True,
+)
 _op("reciprocal", "input", torch.reciprocal, floating="1 / {input}")
 
 
 @_spells("add __add__ __radd__")
 def _add(input: Any, other: Any, *, alpha: Any = 1) -> Call:
-    return call("add", input, other) if alpha is 1 else call("add_alpha", input, other, alpha)
+    return call("add", input, other) if _is_literal(alpha, 1) else call("add_alpha", input, other, alpha)
 
 
 @_spells("sub subtract __sub__")
 def _sub(input: Any, other: Any, *, alpha: Any = 1) -> Call:
-    return call("sub", input, other) if alpha is 1 else call("sub_alpha", input, other, alpha)
+    return call("sub", input, other) if _is_literal(alpha, 1) else call("sub_alpha", input, other, alpha)
 
 
 @_spells("rsub __rsub__")
@@ -304,7 +342,16 @@ for _names, _floating, _whole in (
     ("isneginf", "::isinf({input}) && {input} < 0", "false"),
     ("signbit", "::signbit({input})", ""),
 ):
-    _op(_names, "input", getattr(torch, _names), floating=_floating, signed=_whole or "{input} < 0", unsigned=_whole or "false", boolean=_whole or "false", types="common")
+    _op(
+        _names,
+        "input",
+        getattr(torch, _names),
+        floating=_floating,
+        signed=_whole or "{input} < 0",
+        unsigned=_whole or "false",
+        boolean=_whole or "false",
+        types="common",
+    )
 
 # ---- choice, bounds
 
@@ -314,7 +361,7 @@ _op("maximum", "input other", torch.maximum, every="::maximum({input}, {other})"
 _op("minimum", "input other", torch.minimum, every="::minimum({input}, {other})")
 _op("fmax", "input other", torch.fmax, floating="::fmax({input}, {other})", every="::maximum({input}, {other})")
 _op("fmin", "input other", torch.fmin, floating="::fmin({input}, {other})", every="::minimum({input}, {other})")
-_row("clamp", "input min max", torch.clamp, every="::minimum(::maximum({input}, {min}), {max})")
+_row("clamp", "input min max", torch.clamp, number="::minimum(::maximum({input}, {min}), {max})")
 _op("clamp_min", "input min", torch.clamp_min, every="::maximum({input}, {min})")
 _op("clamp_max", "input max", torch.clamp_max, every="::minimum({input}, {max})")
 _op("heaviside", "input values", torch.heaviside, every="{input} == 0 ? {values} : {input} > 0")
@@ -356,42 +403,39 @@ def _clamp(input: Any, min: Any = None, max: Any = None) -> Call:
 @_spells("nan_to_num")
 def _nan_to_num(input: Any, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Call:
     largest = torch.finfo(input.dtype).max if input.dtype.is_floating_point else 0
-    return call("nan_to_num", input, 0 if nan is None else nan, largest if posinf is None else posinf, -largest if neginf is None else neginf)
+    return call(
+        "nan_to_num", input, 0 if nan is None else nan, largest if posinf is None else posinf, -largest if neginf is None else neginf
+    )
 
 
 # ---- constants of a tensor's shape
 
 for _suffix, _dtype in (("", None), *((f"_{row.name}", row.dtype) for row in DTYPES.values())):
-    for _name, _value in (("zeros_like", "0"), ("ones_like", "1")):
-        _row(f"{_name}{_suffix}", "input", lambda input, f=getattr(torch, _name), d=_dtype: f(input, dtype=d), every=_value, types="shape")
     _row(
         f"full_like{_suffix}",
         "input fill_value",
-        lambda input, fill_value, d=_dtype: torch.full_like(input, fill_value, dtype=d),
+        lambda input, fill_value, dtype=_dtype: torch.full_like(input, fill_value, dtype=dtype),
         every="{fill_value}",
         types="shape result",
+        keeps_format=True,
     )
-
-
-def _like(name: str, dtype: torch.dtype | None) -> str:
-    if dtype is not None and dtype not in DTYPES:
-        raise TypeError(f"dtype={dtype} is not a dtype that kernels compute")
-    return name if dtype is None else f"{name}_{DTYPES[dtype].name}"
-
-
-@_spells("zeros_like")
-def _zeros_like(input: Any, *, dtype: torch.dtype | None = None) -> Call:
-    return call(_like("zeros_like", dtype), input)
-
-
-@_spells("ones_like")
-def _ones_like(input: Any, *, dtype: torch.dtype | None = None) -> Call:
-    return call(_like("ones_like", dtype), input)
 
 
 @_spells("full_like")
 def _full_like(input: Any, fill_value: Any, *, dtype: torch.dtype | None = None) -> Call:
-    return call(_like("full_like", dtype), input, fill_value)
+    if dtype is not None and dtype not in DTYPES:
+        raise TypeError(f"{dtype} is not a dtype that kernels compute; allowed: {', '.join(row.name for row in DTYPES.values())}")
+    return call("full_like" if dtype is None else f"full_like_{DTYPES[dtype].name}", input, fill_value)
+
+
+@_spells("zeros_like")
+def _zeros_like(input: Any, *, dtype: torch.dtype | None = None) -> Call:
+    return _full_like(input, 0, dtype=dtype)
+
+
+@_spells("ones_like")
+def _ones_like(input: Any, *, dtype: torch.dtype | None = None) -> Call:
+    return _full_like(input, 1, dtype=dtype)
 
 
 # ---- CUDA's math library
@@ -432,7 +476,15 @@ _op("copysign", "input other", torch.copysign, floating="::copysign({input}, {ot
 
 # ---- powers
 
-_row("pow", "input exponent", operator.pow, floating="::power({input}, {exponent})", integer="::power({input}, {exponent})", ulp=(4, 2), heavy=True)
+_row(
+    "pow",
+    "input exponent",
+    operator.pow,
+    floating="::power({input}, {exponent})",
+    integer="::power({input}, {exponent})",
+    ulp=(4, 2),
+    heavy=True,
+)
 _row(
     "pow_number",
     "input exponent",
@@ -481,15 +533,31 @@ _row(
     ulp=(1, 1),
 )
 _op("frac", "input", torch.frac, floating="{input} - ::trunc({input})")
-_op("sign", "input", torch.sign, floating="({input} > 0) - ({input} < 0)", signed="({input} > 0) - ({input} < 0)", unsigned="{input} > 0", boolean="{input}")
-_op("sgn", "input", torch.sgn, floating="({input} > 0) - ({input} < 0)", signed="({input} > 0) - ({input} < 0)", unsigned="{input} > 0", boolean="{input}")
+_op(
+    "sign",
+    "input",
+    torch.sign,
+    floating="({input} > 0) - ({input} < 0)",
+    signed="({input} > 0) - ({input} < 0)",
+    unsigned="{input} > 0",
+    boolean="{input}",
+)
+_op(
+    "sgn",
+    "input",
+    torch.sgn,
+    floating="({input} > 0) - ({input} < 0)",
+    signed="({input} > 0) - ({input} < 0)",
+    unsigned="{input} > 0",
+    boolean="{input}",
+)
 _row("frexp_mantissa", "input", lambda input: torch.frexp(input).mantissa, floating="::frexp_mantissa({input})")
 _row("frexp_exponent", "input", lambda input: torch.frexp(input).exponent, floating="::frexp_exponent({input})", types="own")
 
 
 @_spells("round")
 def _round(input: Any, *, decimals: Any = 0) -> Call:
-    return call("round", input) if decimals is 0 else call("round_decimals", input, decimals)
+    return call("round", input) if _is_literal(decimals, 0) else call("round_decimals", input, decimals)
 
 
 @_spells("frexp")
@@ -592,7 +660,9 @@ _row(
     floating="::gelu_tanh({input})",
     half="::half_gelu_tanh({input})",
     eager="::gelu_tanh_eager({input})",
-    reference=lambda input: (input.double() * torch.sigmoid((8 / torch.pi) ** 0.5 * (input.double() + 0.044715 * input.double() ** 3))).to(input.dtype),
+    reference=lambda input: (input.double() * torch.sigmoid((8 / torch.pi) ** 0.5 * (input.double() + 0.044715 * input.double() ** 3))).to(
+        input.dtype
+    ),
     ulp=(200, 1000),
 )
 _row(
@@ -615,16 +685,27 @@ _row(
 )
 _op("logsigmoid", "input", F.logsigmoid, floating="::log_sigmoid({input})", ulp=(4, 4))
 _row("relu", "input", F.relu, floating="{input} <= 0 ? 0 : {input}", signed="{input} < 0 ? 0 : {input}", unsigned="{input}")
-_row("hardtanh", "input min_val max_val", F.hardtanh, every="::minimum(::maximum({input}, {min_val}), {max_val})")
+_row("hardtanh", "input min_val max_val", F.hardtanh, number="::minimum(::maximum({input}, {min_val}), {max_val})")
 _row("leaky_relu", "input negative_slope", F.leaky_relu, floating="{input} > 0 ? {input} : {input} * {negative_slope}")
 _row("elu", "input alpha", F.elu, floating="{input} > 0 ? {input} : ::expm1({input}) * {alpha}", ulp=(2, 2))
 _row("selu", "input", F.selu, floating="::selu({input})", ulp=(3, 3))
 _row("celu", "input alpha", F.celu, floating="{input} > 0 ? {input} : ::expm1({input} / {alpha}) * {alpha}", ulp=(3, 3))
-_row("hardswish", "input", F.hardswish, floating="{input} * (::minimum(::maximum({input} + 3, {input} * 0), {input} * 0 + 6) / 6)", ulp=(2, 2))
+_row(
+    "hardswish",
+    "input",
+    F.hardswish,
+    floating="{input} * (::minimum(::maximum({input} + 3, {input} * 0), {input} * 0 + 6) / 6)",
+    ulp=(2, 2),
+)
 _row("hardsigmoid", "input", F.hardsigmoid, floating="::hard_sigmoid({input})", ulp=(1, 1))
 _row("hardshrink", "input lambd", F.hardshrink, floating="{input} >= -{lambd} && {input} <= {lambd} ? 0 : {input}")
-_row("softshrink", "input lambd", F.softshrink, floating="{input} > {lambd} ? {input} - {lambd} : {input} < -{lambd} ? {input} + {lambd} : {input} * 0")
-_row("threshold", "input threshold value", F.threshold, every="{input} <= {threshold} ? {value} : {input}")
+_row(
+    "softshrink",
+    "input lambd",
+    F.softshrink,
+    floating="{input} > {lambd} ? {input} - {lambd} : {input} < -{lambd} ? {input} + {lambd} : {input} * 0",
+)
+_row("threshold", "input threshold value", F.threshold, number="{input} <= {threshold} ? {value} : {input}")
 
 
 @_spells("silu")
