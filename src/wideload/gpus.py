@@ -56,8 +56,8 @@ class SmLimits:
     shared_reserved_bytes_per_block: int
     registers: int = 64 * _KIB
     registers_granularity_per_warp: int = 256
-    warp_granularity: int = 4
-    """Registers are split over the SM's four sub-partitions; a warp lives in one of them."""
+    sub_partitions: int = 4
+    """The registers are split over them evenly; a warp lives in one."""
     registers_per_thread: int = 255
     threads_per_block: int = 1024
 

@@ -16,6 +16,8 @@ from wideload.errors import DeviceError
         # 33 registers are given out as 40: 1280 a warp, 16384 // 1280 = 12 warps a sub-partition, 48 a SM.
         ("sm_90", 256, 33, 0, Occupancy(6, 48, 0.75, "registers")),
         ("sm_90", 256, 40, 0, Occupancy(6, 48, 0.75, "registers")),
+        # As above, 3 warps a block; the whole file would hold 65536 // 1280 = 51 warps, 17 blocks.
+        ("sm_90", 96, 40, 0, Occupancy(16, 48, 0.75, "registers")),
         # 255 -> 256 a thread, 8192 a warp: 2 warps a sub-partition, 8 a SM.
         ("sm_80", 256, 255, 0, Occupancy(1, 8, 0.125, "registers")),
         # 5 warps a block; 72 a thread, 2304 a warp: 7 a sub-partition, 28 a SM, 28 // 5.
@@ -36,16 +38,16 @@ from wideload.errors import DeviceError
         # 100 KiB // 10 KiB = 10; 1 byte more takes 128: 102400 // 10368 = 9.
         ("sm_89", 128, 32, 9 * 1024, Occupancy(10, 40, 40 / 48, "shared")),
         ("sm_89", 128, 32, 9 * 1024 + 1, Occupancy(9, 36, 0.75, "shared")),
-        # Turing keeps nothing back and rounds to 256: 65536 // 16384 = 4; 1 byte more: 65536 // 16640 = 3.
+        # Turing keeps nothing back: 65536 // 16384; and rounds to 256, where 128 would let 65536 // 10880 = 6 in.
         ("sm_75", 64, 32, 16 * 1024, Occupancy(4, 8, 0.25, "shared")),
-        ("sm_75", 64, 32, 16 * 1024 + 1, Occupancy(3, 6, 6 / 32, "shared")),
+        ("sm_75", 64, 32, 10880, Occupancy(5, 10, 10 / 32, "shared")),
         # All that one block may have, and one byte more.
         ("sm_90", 1024, 32, 227 * 1024, Occupancy(1, 32, 0.5, "shared")),
         ("sm_90", 1024, 32, 227 * 1024 + 1, Occupancy(0, 0, 0.0, "shared")),
         # 1024 * 65 registers are more than the SM has.
         ("sm_90", 1024, 64, 0, Occupancy(1, 32, 0.5, "registers")),
         ("sm_90", 1024, 65, 0, Occupancy(0, 0, 0.0, "registers")),
-        # 9 warps of 7168 would fit 65536, but the launch check rounds them up to 12.
+        # 9 warps of 7168 are fewer than 65536, but only 2 fit each sub-partition.
         ("sm_90", 288, 224, 0, Occupancy(0, 0, 0.0, "registers")),
         ("sm_90", 64, 256, 0, Occupancy(0, 0, 0.0, "registers")),
         ("sm_90", 1025, 16, 0, Occupancy(0, 0, 0.0, "threads")),

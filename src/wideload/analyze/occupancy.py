@@ -64,11 +64,9 @@ def _blocks_by_registers(limits: SmLimits, warps_per_block: int, registers: int)
     if registers > limits.registers_per_thread:
         return 0
     registers_per_warp = max(_round_up(registers * _WARP_SIZE, limits.registers_granularity_per_warp), 1)
-    # A launch is refused as if the block's warps filled all sub-partitions evenly, even where they need not.
-    if registers_per_warp * _round_up(warps_per_block, limits.warp_granularity) > limits.registers:
-        return 0
-    warps_per_sub_partition = limits.registers // limits.warp_granularity // registers_per_warp
-    return warps_per_sub_partition * limits.warp_granularity // warps_per_block
+    # A warp lives in one sub-partition: what is left over in one cannot be joined with what is left in another.
+    warps_per_sub_partition = limits.registers // limits.sub_partitions // registers_per_warp
+    return warps_per_sub_partition * limits.sub_partitions // warps_per_block
 
 
 def _blocks_by_shared(limits: SmLimits, shared_bytes: int) -> int:
