@@ -71,5 +71,7 @@ def scalar_type(dtype: torch.dtype, what: str) -> ScalarType:
     row = DTYPES.get(dtype)
     if row is None:
         allowed = ", ".join(r.name for r in DTYPES.values())
-        raise DtypeError(f"{what} is {dtype}, which CUDA kernels of wideload do not compute yet; allowed: {allowed}. Convert it with .to() first.")
+        raise DtypeError(
+            f"{what} is {dtype}, which CUDA kernels of wideload do not compute yet; allowed: {allowed}. Convert it with .to() first."
+        )
     return row

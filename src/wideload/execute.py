@@ -40,11 +40,20 @@ def alignment_of(tensor: torch.Tensor) -> int:
 def describe_operand(tensor: torch.Tensor, device: torch.device) -> Operand:
     """What the planner needs to know of an argument."""
     on_host = tensor.device != device
-    return Operand(tensor.dtype, NodeLayout(tuple(tensor.shape), tensor.stride()), ACCESS_BYTES if on_host else alignment_of(tensor), on_host)
+    return Operand(
+        tensor.dtype, NodeLayout(tuple(tensor.shape), tensor.stride()), ACCESS_BYTES if on_host else alignment_of(tensor), on_host
+    )
 
 
 def prepare_launches(
-    expr: Expr, operands: Sequence[Operand], targets: Sequence[Target], device: int, *, numerics: Numerics, fast_math: bool, is_in_place: bool
+    expr: Expr,
+    operands: Sequence[Operand],
+    targets: Sequence[Target],
+    device: int,
+    *,
+    numerics: Numerics,
+    fast_math: bool,
+    is_in_place: bool,
 ) -> tuple[Launch, ...]:
     """Plan, compile and load the kernels for these layouts."""
     plans = plan_kernels(expr, operands, targets, numerics=numerics, fast_math=fast_math, is_in_place=is_in_place)
@@ -56,14 +65,20 @@ def _launch(plan: KernelPlan, device: int) -> Launch:
     return Launch(LoadedKernel(cubin, plan.grid), plan)
 
 
-def run_launches(launches: Sequence[Launch], device: int, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], scalars: tuple[Any, ...]) -> None:
+def run_launches(
+    launches: Sequence[Launch], device: int, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], scalars: tuple[Any, ...]
+) -> None:
     """Put the kernels on the current stream of ``device``."""
     for launch in launches:
         launch.kernel.launch(device, kernel_arguments(launch.plan, tensors, outs, scalars, torch.Tensor.data_ptr))
 
 
 def kernel_arguments(
-    plan: KernelPlan, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], scalars: tuple[Any, ...], pointer: Callable[[torch.Tensor], Any]
+    plan: KernelPlan,
+    tensors: Sequence[torch.Tensor],
+    outs: Sequence[torch.Tensor],
+    scalars: tuple[Any, ...],
+    pointer: Callable[[torch.Tensor], Any],
 ) -> list[Any]:
     """A kernel's arguments in the order of its parameters: loads, stores, sizes, runtime scalars; ``pointer`` of each tensor."""
     loads = zip(plan.program.parameters, plan.variant.loads, strict=True)
@@ -85,7 +100,10 @@ def scalar_argument(parameter: ScalarParameter, scalars: tuple[Any, ...]) -> int
     value = evaluate_host(parameter.value, scalars)
     if parameter.kind is int:
         if type(value) is not int:
-            raise TraceError(f"{parameter.name} was an int when the function was traced and is now {value!r}. List the numbers that it is made of in static=.")
+            raise TraceError(
+                f"{parameter.name} was an int when the function was traced and is now {value!r}. "
+                "List the arguments that it is made of in static=."
+            )
         if not -(1 << 63) <= value < 1 << 63:
             raise TraceError(f"{parameter.name} is {value}, which does not fit in 64 bits, as torch requires of an int. Pass a float.")
         return value

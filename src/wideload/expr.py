@@ -14,7 +14,21 @@ import torch
 from wideload.dtypes import dtype_name
 from wideload.ops_table import Op
 
-__all__ = ["Apply", "Cast", "Const", "Expr", "HostCall", "HostInput", "HostValue", "Load", "Location", "Node", "Number", "Numerics", "evaluate_host"]
+__all__ = [
+    "Apply",
+    "Cast",
+    "Const",
+    "Expr",
+    "HostCall",
+    "HostInput",
+    "HostValue",
+    "Load",
+    "Location",
+    "Node",
+    "Number",
+    "Numerics",
+    "evaluate_host",
+]
 
 
 Numerics = Literal["fused", "eager"]

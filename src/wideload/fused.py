@@ -1,7 +1,7 @@
-"""Turns a plain Python function over torch tensors into one that runs as a single kernel: binds a call's arguments, traces once a
-signature, and sends CUDA tensors to kernels and CPU tensors to the reference.
+"""Turns a plain Python function over torch tensors into one that runs as a single kernel.
 
-The only stage that sees all others; each call takes the path drawn in docs/architecture.md.
+Binds a call's arguments, traces once a signature, and sends CUDA tensors to kernels and CPU tensors to the
+reference. The only stage that sees all others; each call takes the path drawn in docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from wideload.execute import Launch, alignment_of, describe_operand, prepare_lau
 from wideload.expr import Apply, Cast, Load, Node, Numerics, evaluate_host
 from wideload.gpus import find_target
 from wideload.outputs import check_outputs
-from wideload.plan import Operand, Target, plan_kernels
+from wideload.plan import Target, plan_kernels
 from wideload.planned import Plan
 from wideload.reference import evaluate_expr
 from wideload.replay import NodeLayout, replay_layout
@@ -44,7 +44,7 @@ class _Call:
     names: list[str] = field(default_factory=list)
     scalars: list[Any] = field(default_factory=list)
     key: list[Any] = field(default_factory=list)
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,24 +55,36 @@ class _Prepared:
     launches: tuple[Launch, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class FuseOptions:
+    """What :func:`fuse` was told; see there."""
+
+    name: str | None = None
+    static: tuple[str, ...] = ()
+    numerics: Numerics = "fused"
+    fast_math: bool = False
+    compile: str = "op"
+
+
 class FusedFunction:
     """A function fused by :func:`fuse`; call it as the function it wraps, with ``out=`` for results into existing memory."""
 
-    def __init__(self, fn: Callable[..., Any], *, name: str | None, static: tuple[str, ...], numerics: Numerics, fast_math: bool, compile: str) -> None:
+    def __init__(self, fn: Callable[..., Any], options: FuseOptions) -> None:
+        """Wrap ``fn``; nothing is traced before the first call."""
         self.__wrapped__ = fn
         self._fn = unwrap_callable(fn)
         self._captures = find_captures(fn)
-        self._options = {"name": name, "static": static, "numerics": numerics, "fast_math": fast_math, "compile": compile}
-        self._static, self._numerics, self._fast_math = frozenset(static), numerics, fast_math
-        self.__name__ = name or getattr(fn, "__name__", type(fn).__name__)
-        self.__qualname__ = getattr(fn, "__qualname__", self.__name__)
+        self._options, self._static = options, frozenset(options.static)
+        self.__name__ = options.name or str(getattr(fn, "__name__", type(fn).__name__))
+        self.__qualname__ = str(getattr(fn, "__qualname__", self.__name__))
         self.__doc__ = fn.__doc__
-        self.__module__ = getattr(fn, "__module__", __name__)
+        self.__module__ = str(getattr(fn, "__module__", __name__))
         self._kernel_name = "".join(c if c.isascii() and c.isalnum() else "_" for c in self.__name__).strip("_") or "fused"
         self._signature = _signature_of(fn)
-        unknown = self._static - set(self._signature.parameters) if self._signature else set()
+        parameters = list(self._signature.parameters) if self._signature else []
+        unknown = self._static.difference(parameters) if self._signature else ()
         if unknown:
-            raise TraceError(f"static= names {sorted(unknown)}, but {self.__name__} has the parameters {list(self._signature.parameters)}")  # type: ignore[union-attr]
+            raise TraceError(f"static= names {sorted(unknown)}, but {self.__name__} has the parameters {parameters}")
         self._traces: dict[Any, Traced] = {}
         self._sized: set[Any] = set()
         self._prepared: dict[Any, _Prepared] = {}
@@ -88,9 +100,9 @@ class FusedFunction:
         try:
             bound = self._methods.get(instance)
             if bound is None:
-                bound = self._methods[instance] = FusedFunction(types.MethodType(self.__wrapped__, instance), **self._options)
+                bound = self._methods[instance] = FusedFunction(types.MethodType(self.__wrapped__, instance), self._options)
         except TypeError:  # not hashable or not weakly referable
-            bound = FusedFunction(types.MethodType(self.__wrapped__, instance), **self._options)
+            bound = FusedFunction(types.MethodType(self.__wrapped__, instance), self._options)
         return bound
 
     # ---- calling
@@ -130,8 +142,14 @@ class FusedFunction:
         call = self._bind(args, kwargs)
         _, traced = self._trace(call)
         if target is None and call.device.type != "cuda":
-            raise DeviceError(f"{self.__name__}.plan got tensors on {call.device} and no target. Name the GPU to plan for: target=\"h200\" or target=\"sm_90\".")
-        arch = find_target(target).arch if target is not None else find_target("sm_{}{}".format(*torch.cuda.get_device_capability(call.device))).arch
+            raise DeviceError(
+                f'{self.__name__}.plan got tensors on {call.device} and no target. Name the GPU: target="h200" or target="sm_90".'
+            )
+        arch = (
+            find_target(target).arch
+            if target is not None
+            else find_target("sm_{}{}".format(*torch.cuda.get_device_capability(call.device))).arch
+        )
         layouts, dtypes = self._result_layouts(call, traced)
         operands = [describe_operand(t, call.device) for t in call.tensors]
         is_in_place = False
@@ -141,7 +159,9 @@ class FusedFunction:
             outs = self._match_out(traced, out)
             is_in_place = check_outputs(outs, _out_names(outs), layouts, dtypes, zip(call.names, call.tensors, strict=True))
             targets = [_target(node, t) for node, t in zip(traced.expr.outputs, outs, strict=True)]
-        kernels = plan_kernels(traced.expr, operands, targets, numerics=self._numerics, fast_math=self._fast_math, is_in_place=is_in_place)
+        kernels = plan_kernels(
+            traced.expr, operands, targets, numerics=self._options.numerics, fast_math=self._options.fast_math, is_in_place=is_in_place
+        )
         return Plan(self.__name__, arch, traced.expr, kernels)
 
     def _inline(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
@@ -212,19 +232,24 @@ class FusedFunction:
             call.key.append((kind, value))
             return value
         raise TraceError(
-            f"argument {name} of {self.__name__} is a {kind.__module__}.{kind.__qualname__}; allowed: tensors, numbers, and bool, str, None, dtypes or tuples "
+            f"argument {name} of {self.__name__} is a {kind.__module__}.{kind.__qualname__}; allowed: tensors, numbers, "
+            f"and bool, str, None, dtypes or tuples "
             f"of them. Pass the tensor or number that it holds."
         )
 
     def _check_devices(self, call: _Call) -> None:
         """All tensors on one device; a 0-dim CPU tensor may stand beside others and acts as a number."""
-        first, device = next(((n, t.device) for n, t in zip(call.names, call.tensors, strict=True) if t.device.type != "cpu" or t.ndim), (None, None))
+        first, device = next(
+            ((n, t.device) for n, t in zip(call.names, call.tensors, strict=True) if t.device.type != "cpu" or t.ndim), (None, None)
+        )
         if first is None or device is None:
             device = next((t.device for t in call.tensors if t.device.type != "cpu"), call.tensors[0].device)
         if device.type not in ("cpu", "cuda", "meta"):
             raise DeviceError(f"argument {first} of {self.__name__} is on {device}; allowed: CUDA, CPU and meta tensors.")
         others = [t.device for t in call.tensors if t.device.type != "cpu"]
-        device = others[0] if others and device.type == "cpu" and all(t.ndim == 0 for t in call.tensors if t.device.type == "cpu") else device
+        device = (
+            others[0] if others and device.type == "cpu" and all(t.ndim == 0 for t in call.tensors if t.device.type == "cpu") else device
+        )
         for name, tensor in zip(call.names, call.tensors, strict=True):
             if tensor.device != device and not (tensor.device.type == "cpu" and tensor.ndim == 0):
                 raise DeviceError(f"{self.__name__} got {first} on {device} and {name} on {tensor.device}. Put all tensors on one device.")
@@ -256,9 +281,14 @@ class FusedFunction:
     def _evaluate(self, call: _Call, traced: Traced) -> list[torch.Tensor]:
         """Results by the reference, in the strides that eager gives."""
         grad = _wants_grad(call.tensors)
-        results = evaluate_expr(traced.expr, traced.expr.outputs, call.tensors, tuple(call.scalars), numerics=self._numerics, differentiable=grad)
+        results = evaluate_expr(
+            traced.expr, traced.expr.outputs, call.tensors, tuple(call.scalars), numerics=self._options.numerics, differentiable=grad
+        )
         layouts, _ = self._result_layouts(call, traced)
-        return [result if result.stride() == layout.strides or grad else _restrided(result, layout) for result, layout in zip(results, layouts, strict=True)]
+        return [
+            result if result.stride() == layout.strides or grad else _restrided(result, layout)
+            for result, layout in zip(results, layouts, strict=True)
+        ]
 
     def _launch(self, call: _Call, key: Any, traced: Traced) -> Any:
         layout_key = (key, *((tuple(t.shape), t.stride(), alignment_of(t)) for t in call.tensors))
@@ -276,12 +306,20 @@ class FusedFunction:
         ]
         run_launches(prepared.launches, call.device.index, call.tensors, outs, tuple(call.scalars))
         written = iter(outs)
-        return self._assemble(call, traced, [call.tensors[n.operand] if isinstance(n := traced.expr.nodes[o], Load) else next(written) for o in outputs])
+        return self._assemble(
+            call, traced, [call.tensors[n.operand] if isinstance(n := traced.expr.nodes[o], Load) else next(written) for o in outputs]
+        )
 
     def _prepare(self, call: _Call, traced: Traced, targets: list[Target], *, is_in_place: bool) -> tuple[Launch, ...]:
         operands = [describe_operand(t, call.device) for t in call.tensors]
         return prepare_launches(
-            traced.expr, operands, targets, call.device.index, numerics=self._numerics, fast_math=self._fast_math, is_in_place=is_in_place
+            traced.expr,
+            operands,
+            targets,
+            call.device.index,
+            numerics=self._options.numerics,
+            fast_math=self._options.fast_math,
+            is_in_place=is_in_place,
         )
 
     def _call_into(self, call: _Call, key: Any, traced: Traced, out: Any) -> Any:
@@ -317,12 +355,15 @@ class FusedFunction:
     def _match_out(self, traced: Traced, out: Any) -> list[torch.Tensor]:
         """The tensors of ``out``, in the order of the expression's outputs."""
         if not same_structure(traced.result, out):
-            raise LayoutError(f"out= of {self.__name__} has the structure {_outline(out)}, the results have {_outline(traced.result)}. Give out= the same structure.")
+            have, want = _outline(out), _outline(traced.result)
+            raise LayoutError(f"out= of {self.__name__} has the structure {have}, the results have {want}. Give out= the same structure.")
         outs: list[torch.Tensor] = []
 
         def match(leaf: Any, target: Any) -> None:
             if not isinstance(leaf, TensorResult) or not isinstance(target, torch.Tensor):
-                raise LayoutError(f"out= of {self.__name__} holds a {type(target).__name__} for a result that is {_outline(leaf)}; each must be a tensor.")
+                raise LayoutError(
+                    f"out= of {self.__name__} holds a {type(target).__name__} for a result that is {_outline(leaf)}; each must be a tensor."
+                )
             outs.append(target)
 
         map_structure(match, traced.result, out)
@@ -342,9 +383,27 @@ class FusedFunction:
 
 
 @overload
-def fuse(fn: Callable[..., Any], /, **options: Any) -> FusedFunction: ...
+def fuse(
+    fn: Callable[..., Any],
+    /,
+    *,
+    name: str | None = ...,
+    static: Iterable[str] | str = ...,
+    numerics: Numerics = ...,
+    fast_math: bool = ...,
+    compile: str = ...,
+) -> FusedFunction: ...
 @overload
-def fuse(fn: None = None, /, **options: Any) -> Callable[[Callable[..., Any]], FusedFunction]: ...
+def fuse(
+    fn: None = None,
+    /,
+    *,
+    name: str | None = ...,
+    static: Iterable[str] | str = ...,
+    numerics: Numerics = ...,
+    fast_math: bool = ...,
+    compile: str = ...,
+) -> Callable[[Callable[..., Any]], FusedFunction]: ...
 def fuse(
     fn: Callable[..., Any] | None = None,
     /,
@@ -369,14 +428,12 @@ def fuse(
     >>> scale(torch.tensor([1.0, 2.0]), 3.0)
     tensor([4., 7.])
     """
-    options = {"name": name, "static": (static,) if isinstance(static, str) else tuple(static), "numerics": numerics, "fast_math": fast_math, "compile": compile}
     if numerics not in ("fused", "eager"):
         raise TraceError(f'numerics={numerics!r}; allowed: "fused" and "eager"')
     if compile not in ("op", "inline"):
         raise TraceError(f'compile={compile!r}; allowed: "op" and "inline"')
-    if fn is None:
-        return functools.partial(fuse, **options)
-    return FusedFunction(fn, **options)  # type: ignore[arg-type]
+    options = FuseOptions(name, (static,) if isinstance(static, str) else tuple(static), numerics, fast_math, compile)
+    return FusedFunction(fn, options) if fn is not None else functools.partial(FusedFunction, options=options)
 
 
 def _signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
@@ -426,4 +483,6 @@ def _out_names(outs: list[torch.Tensor]) -> list[str]:
 
 
 def _outline(tree: Any) -> str:
-    return str(map_structure(lambda leaf: "tensor" if isinstance(leaf, torch.Tensor | TensorResult) else type(leaf).__name__, tree)).replace("'", "")
+    return str(
+        map_structure(lambda leaf: "tensor" if isinstance(leaf, torch.Tensor | TensorResult) else type(leaf).__name__, tree)
+    ).replace("'", "")

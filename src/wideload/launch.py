@@ -32,7 +32,9 @@ def _core() -> Any:
     try:
         import cuda.core
     except ImportError as error:
-        raise CompileError(f"launching a kernel needs cuda.core ({error}). Install wideload[cu13], or wideload[cu12] for a CUDA 12 driver.") from error
+        raise CompileError(
+            f"launching a kernel needs cuda.core ({error}). Install wideload[cu13], or wideload[cu12] for a CUDA 12 driver."
+        ) from error
     return cuda.core
 
 
@@ -77,6 +79,6 @@ class LoadedKernel:
         self._launch(stream, self._config, self._kernel, *arguments)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _load(cubin: Cubin) -> Any:
     return _core().ObjectCode.from_cubin(cubin.code).get_kernel(cubin.name)

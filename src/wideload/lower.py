@@ -5,7 +5,6 @@ Knows the numerics modes and the table's C++ expressions; never memory, layouts 
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from wideload.dtypes import ScalarType, is_half, scalar_type
+from wideload.dtypes import Kind, ScalarType, is_half, scalar_type
 from wideload.errors import DtypeError
 from wideload.expr import Apply, Cast, Const, Expr, HostValue, Load, Location, Node, Number, Numerics
-from wideload.ops_table import OPS
 from wideload.promotion import common_dtype, sample_of
 
 __all__ = ["Parameter", "Program", "Result", "ScalarParameter", "Statement", "Store", "lower_expr"]
+
 
 @dataclass(frozen=True)
 class Store:
@@ -48,6 +47,7 @@ class ScalarParameter:
 
     @property
     def ctype(self) -> str:
+        """The C++ type of the kernel's parameter."""
         return "long long" if self.kind is int else "double"
 
 
@@ -82,24 +82,16 @@ class Program:
     is_heavy: bool
 
 
-_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _RESERVED = frozenset(
-    (
-        "alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl concept const constexpr continue decltype default "
-        "delete do double dynamic_cast else enum explicit export extern false final float for friend goto if inline int long mutable namespace new "
-        "noexcept not not_eq nullptr operator or or_eq override private protected public register reinterpret_cast requires return short signed sizeof "
-        "static static_assert static_cast struct switch template this throw true try typedef typeid typename union unsigned using virtual void volatile "
-        "wchar_t while xor xor_eq threadIdx blockIdx blockDim gridDim warpSize"
-    ).split()
+    """
+    alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl concept const constexpr continue decltype
+    default delete do double dynamic_cast else enum explicit export extern false final float for friend goto if inline int long mutable
+    namespace new noexcept not not_eq nullptr operator or or_eq override private protected public register reinterpret_cast requires
+    return short signed sizeof static static_assert static_cast struct switch template this throw true try typedef typeid typename union
+    unsigned using virtual void volatile wchar_t while xor xor_eq threadIdx blockIdx blockDim gridDim warpSize
+    """.split()
 )
-"""C++'s and CUDA's own words."""
-
-
-@functools.cache
-def _table_words() -> frozenset[str]:
-    """The identifiers in the table's expressions: a variable of that name would hide the function."""
-    texts = (text for op in OPS.values() for text in (*op.cuda.values(), op.half or ""))
-    return frozenset(word for text in texts for word in _IDENTIFIER.findall(re.sub(r"{\w+}", "", text)))
+"""C++'s and CUDA's own words. Functions need no place here: the table's calls begin with ``::``."""
 
 
 class _Names:
@@ -110,7 +102,7 @@ class _Names:
 
     def take(self, wanted: str) -> str:
         base = re.sub(r"\W|^(?=\d)", "_", wanted, flags=re.ASCII)
-        base = f"{base}_" if base in _RESERVED or base in _table_words() else base
+        base = f"{base}_" if base in _RESERVED else base
         name, count = base, 1
         while name in self._taken:
             count += 1
@@ -145,7 +137,9 @@ class _Lowering:
                 self._values[number] = parameters[-1].name
             elif isinstance(node, Number):
                 if node.kind is complex:
-                    raise DtypeError(f"{self._expr.name} takes a complex number, which CUDA kernels of wideload do not compute yet. Use a real number.")
+                    raise DtypeError(
+                        f"{self._expr.name} takes a complex number, which CUDA kernels of wideload do not compute yet. Use a real number."
+                    )
                 scalars.append(ScalarParameter(node.value, node.kind, self._names.take(getattr(node.value, "name", "number"))))
                 self._values[number] = scalars[-1].name
         for number in self._needed_in_order((Apply, Cast)):
@@ -171,19 +165,31 @@ class _Lowering:
         marked = [i for i, kind in zip(node.operands, op.types, strict=True) if kind == "common"]
         common = common_dtype(tuple(sample_of(self._expr.nodes[i]) for i in marked), torch.get_default_dtype()) if marked else None
         wanted = {"result": node.dtype, "common": common, "bool": torch.bool}
-        texts, kinds = {}, []
-        for name, operand, kind in zip(op.operands, node.operands, op.types, strict=True):
-            if kind == "shape":
-                continue
-            to = wanted.get(kind) or self._dtype(operand) or self._number_dtype(operand)
-            texts[name] = self._converted(operand, to)
-            if kind != "bool" or not kinds:
-                kinds.append((kind != "bool", scalar_type(to, f"an operand of {op.name}").kind))
+        texts: dict[str, str] = {}
+        kinds: list[tuple[bool, Kind]] = []
+        for name, operand, mark in zip(op.operands, node.operands, op.types, strict=True):
+            if mark != "shape":
+                to = wanted.get(mark) or self._dtype(operand) or self._number_dtype(operand)
+                texts[name] = self._converted(operand, to)
+                kinds.append((mark != "bool", scalar_type(to, f"an operand of {op.name}").kind))
         kind = max(kinds, key=lambda item: item[0])[1] if kinds else scalar_type(node.dtype, op.name).kind
-        template = op.half if op.half is not None and number in self._cheap and self._computes_in_fp32(node) else op.cuda.get(kind)
-        if template is None:
-            raise DtypeError(f"{op.name} is not defined for {kind} operands; defined for: {', '.join(op.cuda)}{f' (at {node.at})' if node.at else ''}.")
-        return self._rounded(template.format(**texts), node.dtype) if self._eager else template.format(**texts)
+        template = self._template(number, node, kind)
+        if not self._eager:
+            return template.format(**texts)
+        rounding = f"round_{scalar_type(node.dtype, op.name).name}" if is_half(node.dtype) else ""
+        return self._rounded(template.format(**texts, round=rounding), node.dtype)
+
+    def _template(self, number: int, node: Apply, kind: Kind) -> str:
+        op = node.op
+        if self._eager and op.eager is not None and kind in op.eager:
+            return op.eager[kind]
+        if op.half is not None and number in self._cheap and self._computes_in_fp32(node):
+            return op.half
+        if kind not in op.cuda:
+            raise DtypeError(
+                f"{op.name} is not defined for {kind} operands; defined for: {', '.join(op.cuda)}{f' (at {node.at})' if node.at else ''}."
+            )
+        return op.cuda[kind]
 
     def _computes_in_fp32(self, node: Apply) -> bool:
         return scalar_type(node.dtype, node.op.name).compute == "float"
@@ -201,7 +207,7 @@ class _Lowering:
         return f"round_{scalar_type(dtype, 'a result').name}({text})" if is_half(dtype) else text
 
     def _converted(self, number: int, to: torch.dtype) -> str:
-        """C++ for node ``number`` as a value of dtype ``to``. As TensorIterator does, eager mode rounds a tensor operand to a half it is brought to."""
+        """C++ for node ``number`` as a value of dtype ``to``; as TensorIterator does, eager mode rounds a tensor to the half it becomes."""
         node, target = self._expr.nodes[number], scalar_type(to, "a result")
         if isinstance(node, Const):
             return _literal(node.value, target)
@@ -248,7 +254,7 @@ def _half_nodes(expr: Expr, stores: tuple[Store, ...], needed: set[int]) -> set[
         node = expr.nodes[number]
         if isinstance(node, Cast) and is_half(node.dtype):
             continue
-        if number in wide or not isinstance(node, Load | Number | Const) and not node.dtype.is_floating_point:
+        if number in wide or not (isinstance(node, Load | Number | Const) or node.dtype.is_floating_point):
             wide.update(_operands(node))
     return needed - wide
 
@@ -281,7 +287,11 @@ def _float_literal(value: float, ctype: str) -> str:
     if np.isnan(rounded):
         return "__int_as_float(0x7fc00000)" if suffix else "__longlong_as_double(0x7ff8000000000000ll)"
     if np.isinf(rounded):
-        bits = ("0x7f800000" if rounded > 0 else "(int)0xff800000") if suffix else ("0x7ff0000000000000ll" if rounded > 0 else "(long long)0xfff0000000000000ull")
+        bits = (
+            ("0x7f800000" if rounded > 0 else "(int)0xff800000")
+            if suffix
+            else ("0x7ff0000000000000ll" if rounded > 0 else "(long long)0xfff0000000000000ull")
+        )
         return f"__int_as_float({bits})" if suffix else f"__longlong_as_double({bits})"
     digits = repr(rounded.item()) if ctype == "double" else str(rounded)
     digits = digits if any(c in digits for c in ".e") else f"{digits}.0"

@@ -22,7 +22,11 @@ def extent_of(tensor: torch.Tensor) -> Extent:
 
 
 def check_outputs(
-    outs: Sequence[torch.Tensor], names: Sequence[str], layouts: Sequence[NodeLayout], dtypes: Sequence[torch.dtype], inputs: Iterable[tuple[str, torch.Tensor]]
+    outs: Sequence[torch.Tensor],
+    names: Sequence[str],
+    layouts: Sequence[NodeLayout],
+    dtypes: Sequence[torch.dtype],
+    inputs: Iterable[tuple[str, torch.Tensor]],
 ) -> bool:
     """Raise unless each of ``outs`` may receive its result; return whether one of them is also an input, element for element.
 
@@ -32,13 +36,19 @@ def check_outputs(
     inputs = list(inputs)
     wants_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (*outs, *(t for _, t in inputs)))
     if wants_grad:
-        raise GradError("out= does not support automatic differentiation, but a tensor requires grad. Call under torch.no_grad(), or without out=.")
+        raise GradError(
+            "out= does not support automatic differentiation, but a tensor requires grad. Call under torch.no_grad(), or without out=."
+        )
     device = inputs[0][1].device if inputs else outs[0].device
     for out, name, layout, dtype in zip(outs, names, layouts, dtypes, strict=True):
         if tuple(out.shape) != layout.shape:
-            raise LayoutError(f"{name} has shape {tuple(out.shape)}, the result has shape {layout.shape}. Give it that shape; it is not resized.")
+            raise LayoutError(
+                f"{name} has shape {tuple(out.shape)}, the result has shape {layout.shape}. Give it that shape; it is not resized."
+            )
         if not torch.can_cast(dtype, out.dtype):
-            raise DtypeError(f"{name} is {out.dtype}, which cannot hold a {dtype} result. Use an out= of that kind, or convert inside the function.")
+            raise DtypeError(
+                f"{name} is {out.dtype}, which cannot hold a {dtype} result. Use an out= of that kind, or convert inside the function."
+            )
         if out.device != device:
             raise DeviceError(f"{name} is on {out.device}, the arguments are on {device}. Put all on one device.")
         if out.layout != torch.strided:
@@ -50,7 +60,9 @@ def check_outputs(
     extents = [extent_of(out) for out in outs]
     for name, extent in zip(names, extents, strict=True):
         if overlaps_itself(extent):
-            raise OverlapError(f"{name} has several elements in one memory cell (strides {extent.strides}). Use a tensor of its own, such as .clone().")
+            raise OverlapError(
+                f"{name} has several elements in one memory cell (strides {extent.strides}). Use a tensor of its own, such as .clone()."
+            )
     for position, extent in enumerate(extents):
         for other in range(position):
             if relation(extent, extents[other]) != "none":
@@ -65,5 +77,7 @@ def check_outputs(
                 case "exact":
                     is_in_place = True
                 case "partial":
-                    raise OverlapError(f"{name} shares part of its memory with argument {argument}. Use the very same view (in place), or other memory.")
+                    raise OverlapError(
+                        f"{name} shares part of its memory with argument {argument}. Use the very same view (in place), or other memory."
+                    )
     return is_in_place

@@ -36,8 +36,11 @@ all; through its strides; by value (a 0-dim CPU tensor)."""
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor argument as the planner sees it. ``alignment`` is that of its address, in bytes; ``on_host`` marks a 0-dim CPU
-    tensor beside tensors of another device, which acts as a number."""
+    """A tensor argument as the planner sees it.
+
+    ``alignment`` is that of its address, in bytes; ``on_host`` marks a 0-dim CPU tensor beside tensors of another device,
+    which acts as a number.
+    """
 
     dtype: torch.dtype
     layout: NodeLayout
@@ -66,8 +69,11 @@ class Reason:
 
 @dataclass(frozen=True)
 class Variant:
-    """What a kernel's text depends on besides its program. ``loads`` go with the program's parameters, ``stores`` with its
-    results; ``elements`` is how many a thread computes; ``is_in_place`` forbids the read-only cache."""
+    """What a kernel's text depends on besides its program.
+
+    ``loads`` go with the program's parameters, ``stores`` with its results; ``elements`` is how many a thread computes;
+    ``is_in_place`` forbids the read-only cache.
+    """
 
     family: Literal["dense", "strided"]
     loads: tuple[Access, ...]
@@ -113,17 +119,23 @@ def plan_kernels(
 
 
 def _plan_kernel(
-    program: Program, operands: Sequence[Operand], targets: Sequence[Target], positions: tuple[int, ...], shape: tuple[int, ...], is_in_place: bool
+    program: Program,
+    operands: Sequence[Operand],
+    targets: Sequence[Target],
+    positions: tuple[int, ...],
+    shape: tuple[int, ...],
+    is_in_place: bool,
 ) -> KernelPlan:
     loads = [operands[parameter.operand] for parameter in program.parameters]
     pointers = [load for load in loads if not load.on_host]
     strides = [expand_strides(x.layout.shape, x.layout.strides, shape) for x in pointers] + [t.layout.strides for t in targets]
     space = build_space(shape, strides, outputs=range(len(pointers), len(strides)))
-    types = [scalar_type(x.dtype, "an operand") for x in (*pointers, *targets)]
+    tensors: list[Operand | Target] = [*pointers, *targets]
+    types = [scalar_type(x.dtype, "an operand") for x in tensors]
     uniform = [not any(dim.strides[row] for dim in space.dims) and space.num_elements > 1 for row in range(len(strides))]
     is_dense = all(is_uniform or space.is_dense(row) for row, is_uniform in enumerate(uniform))
     rows = iter(
-        _dense_accesses(types, [x.alignment for x in (*pointers, *targets)], uniform)
+        _dense_accesses(types, [x.alignment for x in tensors], uniform)
         if is_dense
         else ["uniform" if is_uniform else "strided" for is_uniform in uniform]
     )
@@ -175,7 +187,11 @@ def _reasons(
         reasons.append(Reason("family", "dense", "every operand walks memory in one run, or is one element"))
         why = f"{ACCESS_BYTES} bytes of the widest operand ({widest.name}), one access a thread"
         reasons.append(Reason("elements a thread", str(variant.elements), why))
-        narrow = [name for name, access in zip(names, [a for a in (*variant.loads, *variant.stores) if a != "value"], strict=True) if access == "elements"]
+        narrow = [
+            name
+            for name, access in zip(names, [a for a in (*variant.loads, *variant.stores) if a != "value"], strict=True)
+            if access == "elements"
+        ]
         if narrow:
             reasons.append(Reason("access", "one element", f"the address of {', '.join(narrow)} is not aligned to a whole access"))
         reasons.append(Reason("index width", "64 bits", "one 64-bit block offset costs nothing"))

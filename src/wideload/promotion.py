@@ -54,7 +54,7 @@ def infer_dtype(op: Op, samples: tuple[Sample, ...], default_dtype: torch.dtype)
                 raise DtypeError(_refusal(op, samples, error)) from None
             result = op.torch(*(_instance(sample, widened=True) for sample in samples))
             if result.dtype == torch.float32 and len(halves) == 1:
-                return halves.pop()  # type: ignore[no-any-return]
+                return halves.pop()
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise DtypeError(_refusal(op, samples, error)) from None
     return result.dtype  # type: ignore[no-any-return]

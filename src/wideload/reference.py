@@ -18,7 +18,13 @@ __all__ = ["evaluate_expr"]
 
 
 def evaluate_expr(
-    expr: Expr, outputs: Sequence[int], tensors: Sequence[torch.Tensor], scalars: tuple[Any, ...], *, numerics: Numerics, differentiable: bool = False
+    expr: Expr,
+    outputs: Sequence[int],
+    tensors: Sequence[torch.Tensor],
+    scalars: tuple[Any, ...],
+    *,
+    numerics: Numerics,
+    differentiable: bool = False,
 ) -> list[torch.Tensor]:
     """The tensors that nodes ``outputs`` stand for, each in its own dtype and shape.
 
@@ -30,6 +36,7 @@ def evaluate_expr(
     for number, node in enumerate(expr.nodes):
         if number not in needed:
             continue
+        value: Any
         match node:
             case Load():
                 value = tensors[node.operand]

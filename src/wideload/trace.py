@@ -64,8 +64,10 @@ class HostResult:
 
 @dataclass(frozen=True)
 class Traced:
-    """An expression, the structure of the results (leaves: ``TensorResult``, ``HostResult``, constants), and whether the
-    function read a size, so that the expression holds for these shapes only."""
+    """An expression and the structure of the results, with a ``TensorResult``, a ``HostResult`` or a constant at each leaf.
+
+    ``reads_sizes``: the function read a size, so that the expression holds for these shapes only.
+    """
 
     expr: Expr
     result: Any
@@ -96,23 +98,29 @@ _active = threading.local()
 def _tracer() -> _Tracer:
     tracer: _Tracer | None = getattr(_active, "tracer", None)
     if tracer is None:
-        raise TraceError("a traced value was used after its function had returned: it stands for no tensor. Return it from the function instead.")
+        raise TraceError(
+            "a traced value was used after its function had returned: it stands for no tensor. Return it from the function instead."
+        )
     return tracer
 
 
 # ---- where the user is
 
-_OURS = (str(Path(__file__).parent), str(Path(torch.__file__).parent), sysconfig.get_paths()["stdlib"])
+_PACKAGE = Path(__file__).parent
+_ENGINE = tuple(str(_PACKAGE / name) for name in ("trace.py", "fused.py", "structure.py", "ops_table.py", "promotion.py"))
+_LIBRARIES = (str(Path(torch.__file__).parent), sysconfig.get_paths()["stdlib"], "<frozen")
+_INSTALLED = sysconfig.get_paths()["purelib"]  # packages may lie inside the standard library's folder, and are users all the same
 
 
 def _user_location() -> Location | None:
-    """The innermost line that is neither torch's nor the standard library's nor ours."""
+    """The innermost line of the function being traced, or of one that it calls, that is neither torch's, the standard library's nor ours."""
     frame = sys._getframe(1)
-    while frame is not None:
+    while frame.f_back is not None and frame.f_code is not trace_function.__code__:
         file = frame.f_code.co_filename
-        if not file.startswith(("<frozen", *_OURS)) or "site-packages" in file.removeprefix(_OURS[2]) and not file.startswith(_OURS[:2]):
+        is_library = file.startswith(_LIBRARIES) and not (file.startswith(_INSTALLED) and not file.startswith(_LIBRARIES[0]))
+        if not is_library and file not in _ENGINE:
             return Location(file, frame.f_lineno, linecache.getline(file, frame.f_lineno).strip())
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None
 
 
@@ -170,9 +178,6 @@ class _Scalar:
 
     def __ceil__(self) -> int:
         self._seen("ceil()")
-
-    def conjugate(self) -> _Scalar:
-        self._seen("conjugate()")
 
 
 class _IntScalar(_Scalar, torch.SymInt):  # torch's argument parser takes a SymInt or SymFloat wherever it takes a number
@@ -326,11 +331,13 @@ _CASTS: dict[str, torch.dtype] = {
 }
 _CAST_METHODS = {getattr(torch.Tensor, name): dtype for name, dtype in _CASTS.items()}
 _SAME_TENSOR = {torch.Tensor.contiguous, torch.Tensor.requires_grad_}
-_VIEWS = (
-    "chunk split tensor_split unbind select narrow slice unsqueeze squeeze expand expand_as broadcast_to t transpose permute movedim swapaxes "
-    "reshape reshape_as view view_as flatten unflatten ravel flip roll repeat tile T mT H mH cat stack concat hstack vstack diagonal unfold "
-    "as_strided real imag view_as_real view_as_complex adjoint moveaxis swapdims"
-).split()
+_VIEWS = frozenset(
+    """
+    chunk split tensor_split unbind select narrow slice unsqueeze squeeze expand expand_as broadcast_to t transpose permute movedim moveaxis
+    swapaxes swapdims reshape reshape_as view view_as flatten unflatten ravel flip roll repeat tile T mT H mH cat stack concat hstack vstack
+    diagonal unfold as_strided real imag view_as_real view_as_complex adjoint
+    """.split()
+)
 
 
 def _spelled(func: Callable[..., Any]) -> str:
@@ -404,7 +411,9 @@ class _Tracer:
             return self._assign(args[0], self._spell(func, SPELLINGS[functional], args, kwargs), _spelled(func))
         if name in _VIEWS:
             self.refuse_view(_spelled(func))
-        _refuse(f"{_spelled(func)} is not an elementwise op that wideload knows", "Compute it outside the fused function and pass its result")
+        _refuse(
+            f"{_spelled(func)} is not an elementwise op that wideload knows", "Compute it outside the fused function and pass its result"
+        )
 
     def _spell(self, func: Callable[..., Any], spelling: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
@@ -440,7 +449,10 @@ class _Tracer:
         if isinstance(operand, _NUMBERS):
             return self._add(Const(operand))
         if isinstance(operand, torch.Tensor):
-            _refuse(f"{op.name} uses a tensor of shape {tuple(operand.shape)} that is not an argument", "Pass the tensor as an argument of the fused function")
+            _refuse(
+                f"{op.name} uses a tensor of shape {tuple(operand.shape)} that is not an argument",
+                "Pass the tensor as an argument of the fused function",
+            )
         _refuse(f"{op.name} takes tensors and numbers, not {type(operand).__name__}", "Pass a tensor or a Python number")
 
     def _add(self, node: Node) -> int:
@@ -483,7 +495,7 @@ class _Tracer:
         if not dtypes:
             return tensor
         result = self._cast(tensor, dtypes[0])
-        copied = kwargs.get("copy") or True in args[1:] and len(args) > 2
+        copied = kwargs.get("copy") or (True in args[1:] and len(args) > 2)
         return self._apply(OPS["clone"], (tensor,)) if copied and result is tensor else result
 
     # -- in-place, views, properties
@@ -491,17 +503,28 @@ class _Tracer:
     def _assign(self, target: Any, value: Any, name: str) -> Any:
         """An in-place method on an intermediate gives that name a new value; on an argument it would write to memory."""
         if not isinstance(target, _Tensor) or isinstance(self.nodes[target._node], Load):
-            _refuse(f"{name} would write into an argument of the fused function", "Use the out-of-place form, and out= to write into existing memory")
+            _refuse(
+                f"{name} would write into an argument of the fused function",
+                "Use the out-of-place form, and out= to write into existing memory",
+            )
         have, got = self.dtype(target), self.dtype(value)
         if not torch.can_cast(got, have):
-            raise DtypeError(f"{name}: the result is {got}, which cannot be stored in place in a {have} (at {_user_location()}). Use the out-of-place form.")
+            where = f"(at {_user_location()})"
+            raise DtypeError(
+                f"{name}: the result is {got}, which cannot be stored in place in a {have} {where}. Use the out-of-place form."
+            )
         if value._shape != target._shape:
-            raise LayoutError(f"{name}: the result has shape {value._shape}, the tensor it is stored in {target._shape} (at {_user_location()}).")
+            raise LayoutError(
+                f"{name}: the result has shape {value._shape}, the tensor it is stored in {target._shape} (at {_user_location()})."
+            )
         target._node = self._cast(value, have)._node
         return target
 
     def refuse_view(self, name: str) -> NoReturn:
-        _refuse(f"{name} makes a view or a copy of another layout inside a fused function", "Make the view before the call and pass it: any strides are read in place")
+        _refuse(
+            f"{name} makes a view or a copy of another layout inside a fused function",
+            "Make the view before the call and pass it: any strides are read in place",
+        )
 
     def read(self, name: str, tensor: _Tensor) -> Any:
         if name in ("is_cuda", "is_cpu", "is_meta"):

@@ -18,7 +18,10 @@ def emit_dense(program: Program, variant: Variant) -> str:
     """The kernel's text. Only the last block can be partial; it alone looks at the element count again, for every access."""
     count = variant.elements
     runs = [(p, access) for p, access in zip(program.parameters, variant.loads, strict=True) if access in ("vector", "elements")]
-    operands = [f"widen({p.name}_v.at[k])" if access in ("vector", "elements") else p.name for p, access in zip(program.parameters, variant.loads, strict=True)]
+    operands = [
+        f"widen({p.name}_v.at[k])" if access in ("vector", "elements") else p.name
+        for p, access in zip(program.parameters, variant.loads, strict=True)
+    ]
     stores = list(zip(program.results, variant.stores, strict=True))
     body = [
         f"const long long first = (long long)blockIdx.x * {THREADS * count};",
@@ -34,7 +37,10 @@ def emit_dense(program: Program, variant: Variant) -> str:
         body += [f"    {p.name}_v = load_some<{count}>({p.name}_data, i, n);" for p, _ in runs]
         body += ["}"]
     body += [f"{r.type.compute} {r.name}_v[{count}];" for r in program.results]
-    body += ["#pragma unroll", f"for (int k = 0; k < {count}; ++k) {element_call(program, operands, [f'{r.name}_v[k]' for r in program.results])}"]
+    body += [
+        "#pragma unroll",
+        f"for (int k = 0; k < {count}; ++k) {element_call(program, operands, [f'{r.name}_v[k]' for r in program.results])}",
+    ]
     body += ["if (is_full) {"]
     body += [f"    store_{access}({r.name}_data + i, {r.name}_v);" for r, access in stores]
     body += ["} else {"]

@@ -47,7 +47,9 @@ def emit_strided(program: Program, variant: Variant) -> str:
 
     body += [f"    {p.name}_v[k] = {p.name}_data[{offset(p.name)}];" for p, _ in loads]
     body += [f"    {r.name}_at[k] = {offset(r.name)};" for r in program.results]
-    operands = [f"widen({p.name}_v[k])" if access == "strided" else p.name for p, access in zip(program.parameters, variant.loads, strict=True)]
+    operands = [
+        f"widen({p.name}_v[k])" if access == "strided" else p.name for p, access in zip(program.parameters, variant.loads, strict=True)
+    ]
     body += ["}", "#pragma unroll", f"for (int k = 0; k < {count}; ++k) {{", f"    if (first + k * {THREADS} >= ({index})n) break;"]
     body += [f"    {r.type.compute} {r.name};" for r in program.results]
     body += [f"    {element_call(program, operands, [r.name for r in program.results])}"]
