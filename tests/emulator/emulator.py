@@ -78,6 +78,7 @@ _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _FRAME = re.compile(r"kernel\.cu:(\d+)")
 _FAULT_ADDRESS = re.compile(r"on (?:unknown )?address (0x[0-9a-f]+)")
 
+
 class EmulatorError(AssertionError):
     """A kernel did what it must not do, does not compile, or was launched as no GPU would allow."""
 
@@ -250,7 +251,7 @@ def _write(path: Path, text: str) -> None:
 
 def _compile(target: Path, arguments: Sequence[str]) -> None:
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    result = subprocess.run(["g++", *arguments, "-o", str(temporary)], capture_output=True, text=True)
+    result = subprocess.run(["g++", *arguments, "-o", str(temporary)], capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
     if result.returncode:
         raise EmulatorError(f"g++ refused the source:\n{result.stderr}")
     os.replace(temporary, target)
@@ -386,9 +387,8 @@ class _Server:
 
     def _report(self, program: Program, kernel: str, placed: list[_Placed]) -> str:
         """What the child wrote before it died, led by the kind of fault, the operand and the kernel's lines."""
-        code = self.close()
-        self._log.seek(0)
-        report = "".join(line for line in self._log.read().decode(errors="replace").splitlines(keepends=True) if _FIBER_WARNING not in line)
+        code, log = self.close()
+        report = "".join(line for line in log.splitlines(keepends=True) if _FIBER_WARNING not in line)
         summary = next((line for line in report.splitlines() if re.search(r"ERROR: |runtime error: |^emulator: ", line)), None)
         if summary is None:
             summary = f"no answer within {_HANG_S} s" if code == -9 else f"the child ended with status {code}"
@@ -402,8 +402,8 @@ class _Server:
         lines += [f"kernel.cu:{number}: {text[number - 1].strip()}" for number in numbers if number <= len(text)]
         return f"{kernel}: " + "\n  ".join(lines) + f"\n\n{report}"
 
-    def close(self) -> int:
-        """End the child; its exit status."""
+    def close(self) -> tuple[int, str]:
+        """End the child; its exit status, and what it wrote to stderr."""
         global _servers
         _servers = {key: server for key, server in _servers.items() if server is not self}
         assert self._process.stdin is not None
@@ -412,7 +412,9 @@ class _Server:
         code = self._process.wait()
         self._process.stdout.close()
         os.close(self._descriptor)
-        return code
+        with self._log:
+            self._log.seek(0)
+            return code, self._log.read().decode(errors="replace")
 
 
 def _whereabouts(offset: int, placed: Sequence[_Placed]) -> str:

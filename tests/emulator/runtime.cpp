@@ -173,7 +173,7 @@ static unsigned bf16_bits(float x)
 unsigned bf16_word(float low, float high) { return bf16_bits(low) | bf16_bits(high) << 16; }
 
 // Error bounds of the PTX ISA, "Floating Point Instructions"; inputs and results that are subnormal are kept (no .ftz).
-float ex2_approx(float x) { return within_relative(std::exp2((double)x), 0x1.6a09p-23, x); }  // 2^-22.5 for a result in [1, 2)
+float ex2_approx(float x) { return within_relative(std::exp2((double)x), 0x1.6a09e6p-23, x); }  // 2^-22.5 for a result in [1, 2)
 float rcp_approx(float x) { return within_ulp(1.0 / x, 1, x); }
 float lg2_approx(float x)
 {
@@ -181,11 +181,11 @@ float lg2_approx(float x)
     return x > 0.5f && x < 2 ? within_absolute(exact, 0x1p-22, x) : within_relative(exact, 0x1p-22, x);
 }
 float sqrt_approx(float x) { return within_relative(std::sqrt((double)x), 0x1p-23, x); }
-float rsqrt_approx(float x) { return within_relative(1 / std::sqrt((double)x), 0x1.125p-23, x); }  // 2^-22.9
+float rsqrt_approx(float x) { return within_relative(1 / std::sqrt((double)x), 0x1.125fbfp-23, x); }  // 2^-22.9
 float tanh_approx(float x) { return within_relative(std::tanh((double)x), 0x1p-11, x); }
 // Stated in the range [-2 pi, 2 pi].
-float sin_approx(float x) { return within_absolute(std::sin((double)x), 0x1.6a09p-21, x); }  // 2^-20.5
-float cos_approx(float x) { return within_absolute(std::cos((double)x), 0x1.6a09p-21, x); }
+float sin_approx(float x) { return within_absolute(std::sin((double)x), 0x1.6a09e6p-21, x); }  // 2^-20.5
+float cos_approx(float x) { return within_absolute(std::cos((double)x), 0x1.6a09e6p-21, x); }
 
 float __fmaf_rn(float x, float y, float z) { return std::fma(x, y, z); }
 double __fma_rn(double x, double y, double z) { return std::fma(x, y, z); }
@@ -205,11 +205,11 @@ static float log_intrinsic(double exact, double absolute, double ulp, float x)
 {
     return x >= 0.5f && x <= 2 ? within_absolute(exact, absolute, x) : within_ulp(exact, ulp, x);
 }
-float __logf(float x) { return log_intrinsic(std::log((double)x), 0x1.812p-22, 3, x); }  // 2^-21.41
+float __logf(float x) { return log_intrinsic(std::log((double)x), 0x1.8157dap-22, 3, x); }  // 2^-21.41
 float __log2f(float x) { return log_intrinsic(std::log2((double)x), 0x1p-22, 2, x); }
 float __log10f(float x) { return log_intrinsic(std::log10((double)x), 0x1p-24, 3, x); }
-float __sinf(float x) { return within_absolute(std::sin((double)x), 0x1.812p-22, x); }  // 2^-21.41 in [-pi, pi]
-float __cosf(float x) { return within_absolute(std::cos((double)x), 0x1.c0dp-22, x); }  // 2^-21.19 in [-pi, pi]
+float __sinf(float x) { return within_absolute(std::sin((double)x), 0x1.8157dap-22, x); }  // 2^-21.41 in [-pi, pi]
+float __cosf(float x) { return within_absolute(std::cos((double)x), 0x1.c0d277p-22, x); }  // 2^-21.19 in [-pi, pi]
 float __tanf(float x) { return __sinf(x) * rcp_approx(__cosf(x)); }
 float __powf(float x, float y) { return ex2_approx(y * __log2f(x)); }
 
@@ -263,15 +263,9 @@ double erfcx(double x)
 }
 float erfcxf(float x) { return within_ulp(erfcx((double)x), 4, x); }
 
-static double sine_of_pi(double x)
-{
-    const double turn = std::remainder(x, 2.0), folded = std::fabs(turn) > 0.5 ? std::copysign(1.0, turn) - turn : turn;
-    return std::sin(M_PI * folded);
-}
-double sinpi(double x) { return sine_of_pi(x); }
-double cospi(double x) { return sine_of_pi(0.5 - std::fabs(std::remainder(x, 2.0))); }
-float sinpif(float x) { return within_ulp(sinpi((double)x), 1, x); }
-float cospif(float x) { return within_ulp(cospi((double)x), 1, x); }
+// The normal distribution function. In the tail a rounded x / sqrt(2) would cost hundreds of ulp: extended precision.
+double normcdf(double x) { return (double)(0.5L * std::erfc(-(long double)x / std::sqrt(2.0L))); }
+float normcdff(float x) { return within_ulp(normcdf((double)x), 5, x); }
 
 float fmaf(float x, float y, float z) { return std::fma(x, y, z); }
 double fma(double x, double y, double z) { return std::fma(x, y, z); }

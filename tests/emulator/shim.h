@@ -166,8 +166,8 @@ EMULATOR_UNARY(exp) EMULATOR_UNARY(exp2) EMULATOR_UNARY(exp10) EMULATOR_UNARY(ex
 EMULATOR_UNARY(log) EMULATOR_UNARY(log2) EMULATOR_UNARY(log10) EMULATOR_UNARY(log1p)
 EMULATOR_UNARY(sin) EMULATOR_UNARY(cos) EMULATOR_UNARY(tan) EMULATOR_UNARY(asin) EMULATOR_UNARY(acos) EMULATOR_UNARY(atan)
 EMULATOR_UNARY(sinh) EMULATOR_UNARY(cosh) EMULATOR_UNARY(tanh) EMULATOR_UNARY(asinh) EMULATOR_UNARY(acosh) EMULATOR_UNARY(atanh)
-EMULATOR_UNARY(erf) EMULATOR_UNARY(erfc) EMULATOR_UNARY(erfcx) EMULATOR_UNARY(lgamma) EMULATOR_UNARY(tgamma)
-EMULATOR_UNARY(sinpi) EMULATOR_UNARY(cospi) EMULATOR_UNARY(cbrt) EMULATOR_UNARY(rsqrt) EMULATOR_UNARY(sqrt)
+EMULATOR_UNARY(erf) EMULATOR_UNARY(erfc) EMULATOR_UNARY(erfcx) EMULATOR_UNARY(normcdf) EMULATOR_UNARY(lgamma) EMULATOR_UNARY(tgamma)
+EMULATOR_UNARY(cbrt) EMULATOR_UNARY(rsqrt) EMULATOR_UNARY(sqrt)
 EMULATOR_UNARY(floor) EMULATOR_UNARY(ceil) EMULATOR_UNARY(trunc) EMULATOR_UNARY(round) EMULATOR_UNARY(rint) EMULATOR_UNARY(nearbyint)
 EMULATOR_UNARY(fabs)
 EMULATOR_BINARY(pow) EMULATOR_BINARY(atan2) EMULATOR_BINARY(hypot) EMULATOR_BINARY(fmod) EMULATOR_BINARY(remainder)
@@ -207,7 +207,7 @@ namespace emulator {
 
 union Slot { char* pointer; long long integer; double real; };
 
-template <class P> struct Parameter;  // any other type of parameter does not compile
+template <class P> struct Parameter { static_assert(sizeof(P) == 0, "a kernel takes pointers, long long and double, no other type"); };
 template <class T> struct Parameter<T*> { static constexpr char kind = 'p'; static T* from(Slot slot) { return (T*)slot.pointer; } };
 template <> struct Parameter<long long> { static constexpr char kind = 'i'; static long long from(Slot slot) { return slot.integer; } };
 template <> struct Parameter<double> { static constexpr char kind = 'd'; static double from(Slot slot) { return slot.real; } };
