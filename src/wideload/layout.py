@@ -110,7 +110,8 @@ def iterator_strides(shape: Shape, operands: Sequence[tuple[Shape, Strides]]) ->
     """
     if all(operand_shape == shape for operand_shape, _ in operands):
         layouts = {strides for _, strides in operands}
-        for order in (_row_major(shape), CHANNELS_LAST_ORDER)[: 2 if len(shape) == 4 else 1]:
+        formats = [_row_major(shape), CHANNELS_LAST_ORDER] if len(shape) == 4 else [_row_major(shape)]
+        for order in formats:
             if all(_is_packed(shape, strides, order) for strides in layouts):
                 return _packed_strides(shape, order)
         if len(layouts) == 1 and _is_non_overlapping_and_dense(shape, *layouts):

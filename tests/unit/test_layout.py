@@ -78,7 +78,7 @@ def test_docstrings():
 
 
 @given(st.lists(shapes, max_size=4))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_broadcast_shapes_are_those_of_torch(some):
     try:
         want = tuple(torch.broadcast_shapes(*some))
@@ -135,7 +135,7 @@ def test_results_of_all_small_pairs_have_the_strides_of_torch(rank):
 
 
 @given(st.data(), st.sampled_from(sorted(OPS)), shapes)
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=800, deadline=None)
 def test_results_have_the_strides_of_torch(data, op, shape):
     function, num_inputs = OPS[op]
     inputs = [data.draw(operands(shape)) for _ in range(num_inputs)]
@@ -202,7 +202,7 @@ def visited(space, num_operands):
 
 
 @given(st.data(), shapes, st.integers(1, 3))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_a_space_visits_each_element_once(data, shape, num_operands):
     rows = [data.draw(view_strides(shape)) for _ in range(num_operands)]
     space = build_space(shape, rows)
@@ -324,7 +324,7 @@ def test_division_is_exact_at_the_steps_of_each_quotient(bits):
 
 
 @given(st.sampled_from((32, 64)), st.data())
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_division_is_exact(bits, data):
     numbers = st.integers(0, bits - 1).flatmap(lambda k: st.integers(0, (1 << k) - 1))
     n, divisor = data.draw(numbers), data.draw(numbers)

@@ -42,13 +42,13 @@ def test_docstrings():
 
 
 @given(extents())
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=500, deadline=None)
 def test_overlap_with_itself_is_two_elements_in_one_cell(extent):
     assert overlaps_itself(extent) == (len(set(elements(extent))) < len(elements(extent)))
 
 
 @given(extents(), extents())
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=500, deadline=None)
 def test_relation_is_that_of_the_bytes(a, b):
     found = relation(a, b)
     assert (found == "none") == cells(a).isdisjoint(cells(b))
@@ -80,7 +80,9 @@ MATRIX = Extent(BASE_BYTES, 2, (N, 128), (256, 1))
         (FLAT, Extent(BASE_BYTES + 4 * N - 1, 1, (N,), (1,)), "partial"),
         (FLAT, Extent(BASE_BYTES + 4, 4, (N,), (1,)), "partial"),
         (FLAT, Extent(BASE_BYTES, 4, (N // 2, 2), (2, 1)), "partial"),
+        (FLAT, Extent(BASE_BYTES, 4, (1, N), (N, 1)), "partial"),
         (FLAT, Extent(BASE_BYTES, 2, (N,), (1,)), "partial"),
+        (FLAT, Extent(BASE_BYTES, 2, (N,), (2,)), "partial"),
         (MATRIX, Extent(BASE_BYTES + 2 * 128, 2, (N, 128), (256, 1)), "none"),
         (MATRIX, Extent(BASE_BYTES + 2 * 127, 2, (N, 128), (256, 1)), "partial"),
         (MATRIX, Extent(BASE_BYTES + 2 * 128, 2, (128, N), (1, 256)), "none"),
@@ -88,6 +90,8 @@ MATRIX = Extent(BASE_BYTES, 2, (N, 128), (256, 1))
         (MATRIX, Extent(BASE_BYTES + 2 * 128, 4, (N, 65), (128, 1)), "partial"),
         (Extent(BASE_BYTES, 2, (N, 64), (128, 2)), Extent(BASE_BYTES + 2, 2, (N, 64), (128, 2)), "none"),
         (Extent(BASE_BYTES, 2, (N, 64), (128, 2)), Extent(BASE_BYTES + 1, 2, (N, 64), (128, 2)), "partial"),
+        (Extent(BASE_BYTES, 4, (N, 3), (8, 2)), Extent(BASE_BYTES + 4 * 6, 4, (N,), (8,)), "none"),
+        (Extent(BASE_BYTES, 4, (N, 4), (8, 2)), Extent(BASE_BYTES + 4 * 6, 4, (N,), (8,)), "partial"),
         (Extent(BASE_BYTES, 4, (N,), (2,)), Extent(BASE_BYTES + 4, 4, (N,), (2,)), "none"),
         (Extent(BASE_BYTES, 4, (N,), (2,)), Extent(BASE_BYTES + 4, 4, (N,), (3,)), "partial"),
         (Extent(BASE_BYTES, 4, (N,), (6,)), Extent(BASE_BYTES + 4, 4, (N,), (4,)), "none"),
@@ -102,7 +106,9 @@ MATRIX = Extent(BASE_BYTES, 2, (N, 128), (256, 1))
         "last byte",
         "shifted by one",
         "other shape",
+        "another dim",
         "other itemsize",
+        "halves of words",
         "packed halves",
         "halves that share a column",
         "packed halves, one transposed",
@@ -110,6 +116,8 @@ MATRIX = Extent(BASE_BYTES, 2, (N, 128), (256, 1))
         "packed halves, one as wider words and too long",
         "even and odd columns",
         "even and odd columns, shifted by a byte",
+        "the column after the last even one",
+        "the last even column",
         "real and imaginary parts",
         "steps of two and three meet",
         "steps of six and four never meet",
