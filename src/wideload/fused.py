@@ -272,7 +272,7 @@ class FusedFunction:
         return key, traced
 
     def _result_layouts(self, call: _Call, traced: Traced) -> tuple[list[NodeLayout], list[torch.dtype]]:
-        layouts = replay_layout(traced.expr, [NodeLayout(tuple(t.shape), t.stride()) for t in call.tensors])
+        layouts = replay_layout(traced.expr, [NodeLayout(tuple(t.shape), t.stride()) for t in call.tensors], call.device.type)
         outputs = traced.expr.outputs
         return [layouts[number] for number in outputs], [_dtype(traced.expr.nodes[number]) for number in outputs]
 

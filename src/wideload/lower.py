@@ -15,7 +15,7 @@ import torch
 from wideload.dtypes import Kind, ScalarType, is_half, scalar_type
 from wideload.errors import DtypeError
 from wideload.expr import Apply, Cast, Const, Expr, HostValue, Load, Location, Node, Number, Numerics
-from wideload.promotion import common_dtype, sample_of
+from wideload.promotion import operand_dtypes
 
 __all__ = ["Parameter", "Program", "Result", "ScalarParameter", "Statement", "Store", "lower_expr"]
 
@@ -156,20 +156,12 @@ class _Lowering:
     def _needed_in_order(self, kinds: tuple[type, ...]) -> list[int]:
         return [number for number in sorted(self._needed) if isinstance(self._expr.nodes[number], kinds)]
 
-    def _dtype(self, number: int) -> torch.dtype | None:
-        node = self._expr.nodes[number]
-        return None if isinstance(node, Const | Number) else node.dtype
-
     def _apply(self, number: int, node: Apply) -> str:
         op = node.op
-        marked = [i for i, kind in zip(node.operands, op.types, strict=True) if kind == "common"]
-        common = common_dtype(tuple(sample_of(self._expr.nodes[i]) for i in marked), torch.get_default_dtype()) if marked else None
-        wanted = {"result": node.dtype, "common": common, "bool": torch.bool}
         texts: dict[str, str] = {}
         kinds: list[tuple[bool, Kind]] = []
-        for name, operand, mark in zip(op.operands, node.operands, op.types, strict=True):
-            if mark != "shape":
-                to = wanted.get(mark) or self._dtype(operand) or self._number_dtype(operand)
+        for name, mark, operand, to in zip(op.operands, op.types, node.operands, operand_dtypes(self._expr.nodes, node), strict=True):
+            if to is not None:
                 texts[name] = self._converted(operand, to)
                 kinds.append((mark != "bool", scalar_type(to, f"an operand of {op.name}").kind))
         kind = max(kinds, key=lambda item: item[0])[1] if kinds else scalar_type(node.dtype, op.name).kind
@@ -193,12 +185,6 @@ class _Lowering:
 
     def _computes_in_fp32(self, node: Apply) -> bool:
         return scalar_type(node.dtype, node.op.name).compute == "float"
-
-    def _number_dtype(self, number: int) -> torch.dtype:
-        node = self._expr.nodes[number]
-        assert isinstance(node, Const | Number)
-        kind = node.kind if isinstance(node, Number) else type(node.value)
-        return {bool: torch.bool, int: torch.int64}.get(kind, torch.float64)
 
     def _cast(self, node: Cast) -> str:
         return self._rounded(self._converted(node.operand, node.dtype), node.dtype)

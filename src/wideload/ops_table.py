@@ -58,6 +58,7 @@ class Op:
     heavy: bool = False
     eager: Mapping[Kind, str] | None = None
     keeps_format: bool = False
+    converts_first: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,7 @@ def _row(
     reference: Callable[..., Any] | None = None,
     heavy: bool = False,
     keeps_format: bool = False,
+    converts_first: bool = False,
 ) -> Op:
     """Add a row. ``integer`` serves both signed and unsigned, ``number`` float too, ``every`` each kind; ``types`` is ``result`` for all operands by default."""
     whole = integer or number or every
@@ -355,7 +357,7 @@ for _names, _floating, _whole in (
 
 # ---- choice, bounds
 
-_row("where", "condition input other", torch.where, every="{condition} ? {input} : {other}", types="bool result result")
+_row("where", "condition input other", torch.where, every="{condition} ? {input} : {other}", types="bool result result", converts_first=True)
 _row("masked_fill", "input mask value", torch.masked_fill, every="{mask} ? {value} : {input}", types="result bool result")
 _op("maximum", "input other", torch.maximum, every="::maximum({input}, {other})")
 _op("minimum", "input other", torch.minimum, every="::minimum({input}, {other})")

@@ -7,16 +7,17 @@ imports two seconds of Python on first use.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from wideload.dtypes import dtype_name, is_half
 from wideload.errors import DtypeError
-from wideload.expr import Const, Node, Number
+from wideload.expr import Apply, Const, Node, Number
 from wideload.ops_table import Op
 
-__all__ = ["Sample", "common_dtype", "infer_dtype", "sample_of"]
+__all__ = ["Sample", "infer_dtype", "operand_dtypes", "sample_of"]
 
 Sample = tuple[torch.dtype, bool] | tuple[type, str] | type
 """What torch must be told of an operand: (dtype, has no dims), a constant as (type, repr), or the type of a runtime scalar."""
@@ -68,8 +69,23 @@ def _refusal(op: Op, samples: tuple[Sample, ...], error: Exception) -> str:
     return f"torch refuses {op.name}({kinds}): {str(error).splitlines()[0]}"
 
 
+def operand_dtypes(nodes: Sequence[Node], node: Apply) -> tuple[torch.dtype | None, ...]:
+    """The dtype that each operand of ``node`` is brought to before the op computes; None where only its shape counts."""
+    marked = tuple(sample_of(nodes[i]) for i, mark in zip(node.operands, node.op.types, strict=True) if mark == "common")
+    common = _common_dtype(marked, torch.get_default_dtype()) if marked else None
+    dtypes = {"result": node.dtype, "common": common, "bool": torch.bool, "shape": None}
+    return tuple(_own_dtype(nodes[i]) if mark == "own" else dtypes[mark] for i, mark in zip(node.operands, node.op.types, strict=True))
+
+
+def _own_dtype(node: Node) -> torch.dtype:
+    if isinstance(node, Const | Number):
+        kind = node.kind if isinstance(node, Number) else type(node.value)
+        return {bool: torch.bool, int: torch.int64}.get(kind, torch.float64)
+    return node.dtype
+
+
 @functools.lru_cache(maxsize=65536)
-def common_dtype(samples: tuple[Sample, ...], default_dtype: torch.dtype) -> torch.dtype:
+def _common_dtype(samples: tuple[Sample, ...], default_dtype: torch.dtype) -> torch.dtype:
     """``torch.result_type`` of one or two operands."""
     values = list(map(_instance, samples))
     return torch.result_type(values[0], values[-1])

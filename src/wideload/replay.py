@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from wideload.expr import Apply, Cast, Expr, Load
 from wideload.layout import broadcast_shapes, iterator_strides, like_strides
+from wideload.promotion import operand_dtypes
 
 __all__ = ["NodeLayout", "replay_layout"]
 
@@ -26,8 +29,12 @@ class NodeLayout:
 _NUMBER = NodeLayout((), ())
 
 
-def replay_layout(expr: Expr, operands: Sequence[NodeLayout]) -> tuple[NodeLayout, ...]:
-    """The layout of every node of ``expr``. Raises ``LayoutError`` where shapes do not broadcast."""
+def replay_layout(expr: Expr, operands: Sequence[NodeLayout], device_type: str) -> tuple[NodeLayout, ...]:
+    """The layout of every node of ``expr`` on ``device_type``. Raises ``LayoutError`` where shapes do not broadcast.
+
+    On the CPU an operand of another dtype than the op computes in is first copied by ``.to``, which may change its strides;
+    on CUDA only ``torch.where`` does so.
+    """
     layouts: list[NodeLayout] = []
     for node in expr.nodes:
         match node:
@@ -41,8 +48,24 @@ def replay_layout(expr: Expr, operands: Sequence[NodeLayout]) -> tuple[NodeLayou
                 layouts.append(NodeLayout(source.shape, like_strides(source.shape, source.strides)))
             case Apply():
                 sources = [layouts[number] for number in node.operands]
+                if device_type == "cpu" or node.op.converts_first:
+                    sources = [_converted(layout, *at) for layout, at in zip(sources, _conversions(expr, node), strict=True)]
                 shape = broadcast_shapes(*(source.shape for source in sources))
                 layouts.append(NodeLayout(shape, iterator_strides(shape, [(source.shape, source.strides) for source in sources])))
             case _:
                 layouts.append(_NUMBER)
     return tuple(layouts)
+
+
+def _conversions(expr: Expr, node: Apply) -> list[tuple[torch.dtype | None, torch.dtype | None]]:
+    """The dtype that each operand has and the one it is brought to; None for a number."""
+    nodes = [expr.nodes[number] for number in node.operands]
+    have = [operand.dtype if isinstance(operand, Load | Apply | Cast) else None for operand in nodes]
+    wanted = operand_dtypes(expr.nodes, node)
+    return [(h, None if mark == "bool" else w) for h, w, mark in zip(have, wanted, node.op.types, strict=True)]
+
+
+def _converted(layout: NodeLayout, have: torch.dtype | None, wanted: torch.dtype | None) -> NodeLayout:
+    if have is None or wanted is None or have == wanted:
+        return layout
+    return NodeLayout(layout.shape, like_strides(layout.shape, layout.strides))
