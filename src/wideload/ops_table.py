@@ -6,11 +6,13 @@ Knows torch's functions and CUDA's expressions, never tensors, layouts or kernel
 
 from __future__ import annotations
 
+import ast
 import inspect
+import math
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -93,6 +95,7 @@ def _is_literal(operand: Any, value: int) -> bool:
 
 # ---- adding rows and spellings
 
+_S = TypeVar("_S", bound=Spelling)
 _NAMESPACES = (torch, torch.Tensor, F, torch.special)
 
 
@@ -115,9 +118,12 @@ def _row(
     reference: Callable[..., Any] | None = None,
     heavy: bool = False,
     keeps_format: bool = False,
-    converts_first: bool = False,
 ) -> Op:
-    """Add a row. ``integer`` serves both signed and unsigned, ``number`` float too, ``every`` each kind; ``types`` is ``result`` for all operands by default."""
+    """Add a row that no torch function is alone.
+
+    ``integer`` is the expression of signed and unsigned, ``number`` of float too, ``every`` of each kind that has none of its
+    own; ``eager`` is of kind float. ``types`` is ``result`` for all operands by default.
+    """
     whole = integer or number or every
     given: dict[Kind, str | None] = {
         "float": floating or number or every,
@@ -128,47 +134,62 @@ def _row(
     cuda = {kind: expression for kind, expression in given.items() if expression is not None}
     names = tuple(operands.split())
     marks: Any = tuple(types.split()) or ("result",) * len(names)
-    OPS[name] = Op(
-        name, names, function, cuda, marks, ulp, half, reference, heavy, None if eager is None else {"float": eager}, keeps_format
-    )
+    atens: Mapping[Kind, str] | None = None if eager is None else {"float": eager}
+    OPS[name] = Op(name, names, function, cuda, marks, ulp, half, reference, heavy, atens, keeps_format)
     return OPS[name]
 
 
-def _register(spelling: Spelling, names: str) -> None:
-    """``spelling`` is how every torch function and tensor method called one of ``names`` is written in rows."""
-    for name in names.split():
-        functions = [getattr(namespace, name) for namespace in _NAMESPACES if hasattr(namespace, name)]
-        if not functions:
-            raise AttributeError(f"torch has no function {name}")
-        SPELLINGS.update(dict.fromkeys(functions, spelling))
+def _op(names: str, parameters: str, function: Callable[..., Any], *, inplace: bool = False, **row: Any) -> None:
+    """Add the row called as the first of ``names``, which torch functions of all these names are.
 
-
-def _spells(names: str) -> Callable[[Spelling], Spelling]:
-    def decorate(spelling: Spelling) -> Spelling:
-        _register(spelling, names)
-        return spelling
-
-    return decorate
-
-
-def _op(names: str, operands: str, function: Callable[..., Any], **row: Any) -> None:
-    """Add the row called as the first of ``names``, spelled with all of them: the parameters are the operands, none has a default."""
-    op = _row(names.split()[0], operands, function, **row)
-    signature = inspect.Signature([inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in op.operands])
+    ``parameters`` are torch's own: ``name``, ``name=default`` or, by keyword only, ``*name=default``; each is an operand.
+    ``inplace`` adds that parameter, which must be false.
+    """
+    signature = inspect.Signature([_parameter(text) for text in (*parameters.split(), *(["inplace=False"] if inplace else []))])
+    op = _row(names.split()[0], " ".join(name for name in signature.parameters if name != "inplace"), function, **row)
 
     def spelling(*args: Any, **kwargs: Any) -> Call:
-        return Call(op, signature.bind(*args, **kwargs).args)
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        if bound.arguments.pop("inplace", False):
+            raise TraceError(f"{op.name}(inplace=True) would write into its argument. Leave inplace out and use the result.")
+        return Call(op, tuple(bound.arguments.values()))
 
     spelling.__signature__ = signature  # type: ignore[attr-defined]
-    _register(spelling, names)
+    _spells(names)(spelling)
 
 
-def _out_of_place(inplace: Any, result: Any) -> Any:
-    if inplace:
-        raise TraceError(
-            "inplace=True would write into an argument of a fused function. Leave it out, and give out= to the fused function instead."
-        )
-    return result
+def _parameter(text: str) -> inspect.Parameter:
+    name, _, default = text.removeprefix("*").partition("=")
+    kind = inspect.Parameter.KEYWORD_ONLY if text.startswith("*") else inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Parameter(name, kind, default=ast.literal_eval(default) if default else inspect.Parameter.empty)
+
+
+def _spells(names: str) -> Callable[[_S], _S]:
+    """Make the decorated function the spelling of every torch function and tensor method called one of ``names``."""
+
+    def register(spelling: _S) -> _S:
+        for name in names.split():
+            functions = [getattr(namespace, name) for namespace in _NAMESPACES if hasattr(namespace, name)]
+            if not functions:
+                raise AttributeError(f"torch has no function {name}")
+            SPELLINGS.update(dict.fromkeys(functions, spelling))
+        return spelling
+
+    return register
+
+
+def _reflects(name: str, row: str) -> None:
+    """The operator method ``name`` is ``row`` with its operands exchanged: ``2 % x`` is ``x.__rmod__(2)``."""
+
+    @_spells(name)
+    def _reflected(input: Any, other: Any) -> Call:
+        return call(row, other, input)
+
+
+def _in_double(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` of a tensor, computed in fp64 and rounded once: what torch's fp32 formula loses in the tails is kept."""
+    return lambda input: function(input.double()).to(input.dtype)
 
 
 # ---- arithmetic
@@ -190,57 +211,20 @@ _row(
     floating="::fma(-{alpha}, {other}, {input})",
     integer="::wrap_sub({input}, ::wrap_mul({alpha}, {other}))",
 )
-_row("mul", "input other", operator.mul, floating="{input} * {other}", integer="::wrap_mul({input}, {other})", boolean="{input} && {other}")
+_op(
+    "mul multiply __mul__ __rmul__",
+    "input other",
+    operator.mul,
+    floating="{input} * {other}",
+    integer="::wrap_mul({input}, {other})",
+    boolean="{input} && {other}",
+)
 _op("neg negative __neg__", "input", torch.neg, floating="-{input}", integer="::wrap_neg({input})")
-_op("positive __pos__", "input", torch.positive, floating="{input}", integer="{input}")
+_op("positive __pos__", "input", torch.positive, number="{input}")
 _op("abs absolute __abs__", "input", torch.abs, floating="::fabs({input})", signed="::wrap_abs({input})", unsigned="{input}")
 _op("square", "input", torch.square, floating="{input} * {input}", integer="::wrap_mul({input}, {input})")
-_row("clone", "input", torch.clone, every="{input}", keeps_format=True)
-
-# Where the divisor is a number, ATen multiplies by its reciprocal.
-_row("div", "input other", torch.div, floating="{input} / {other}")
-_row("div_number", "input other", torch.div, floating="{input} / {other}", eager="{input} * (1 / {other})")
-_row(
-    "rdiv",
-    "input other",
-    lambda input, other: other / input,
-    floating="{other} / {input}",
-    eager="{round}(1 / {input}) * {other}",
-    reference=lambda input, other: torch.div(torch.as_tensor(other), input),
-)
-_row(
-    "div_trunc",
-    "input other",
-    lambda input, other: torch.div(input, other, rounding_mode="trunc"),
-    floating="::trunc({input} / {other})",
-    integer="::divide_trunc({input}, {other})",
-)
-_row(
-    "div_trunc_number",
-    "input other",
-    OPS["div_trunc"].torch,
-    floating="::trunc({input} / {other})",
-    integer="::divide_trunc({input}, {other})",
-    eager="::trunc({input} * (1 / {other}))",
-)
-_row(
-    "div_floor",
-    "input other",
-    operator.floordiv,
-    floating="::divide_floor({input}, {other})",
-    integer="::divide_floor({input}, {other})",
-    heavy=True,
-)
-_op("fmod", "input other", torch.fmod, floating="::modulo_trunc({input}, {other})", integer="::modulo_trunc({input}, {other})", heavy=True)
-_row(
-    "remainder",
-    "input other",
-    operator.mod,
-    floating="::modulo_floor({input}, {other})",
-    integer="::modulo_floor({input}, {other})",
-    heavy=True,
-)
 _op("reciprocal", "input", torch.reciprocal, floating="1 / {input}")
+_row("clone", "input", torch.clone, every="{input}", keeps_format=True)
 
 
 @_spells("add __add__ __radd__")
@@ -258,18 +242,60 @@ def _rsub(input: Any, other: Any, *, alpha: Any = 1) -> Call:
     return _sub(other, input, alpha=alpha)
 
 
-@_spells("mul multiply __mul__ __rmul__")
-def _mul(input: Any, other: Any) -> Call:
-    return call("mul", input, other)
+# ---- division
+
+_row("div", "input other", torch.div, floating="{input} / {other}")
+_row(
+    "div_trunc",
+    "input other",
+    lambda input, other: torch.div(input, other, rounding_mode="trunc"),
+    floating="::trunc({input} / {other})",
+    integer="::divide_trunc({input}, {other})",
+)
+_row("div_floor", "input other", operator.floordiv, number="::divide_floor({input}, {other})", heavy=True)
+
+# By a number, ATen multiplies by its reciprocal; of a number, too, and rounds in between.
+for _name, _aten in (
+    ("div", "{input} * (1 / {other})"),
+    ("div_trunc", "::trunc({input} * (1 / {other}))"),
+    ("div_floor", "::divide_floor_number({input}, {other})"),
+):
+    OPS[f"{_name}_number"] = replace(OPS[_name], name=f"{_name}_number", eager={"float": _aten})
+_row(
+    "rdiv",
+    "input other",
+    lambda input, other: other / input,
+    floating="{other} / {input}",
+    eager="{round}(1 / {input}) * {other}",
+    reference=lambda input, other: torch.div(torch.as_tensor(other), input),
+)
+
+_op(
+    "fmod",
+    "input other",
+    torch.fmod,
+    number="::modulo_trunc({input}, {other})",
+    eager="::modulo_trunc({round}({input}), {round}({other}))",
+    heavy=True,
+)
+_op(
+    "remainder __mod__",
+    "input other",
+    operator.mod,
+    number="::modulo_floor({input}, {other})",
+    eager="::modulo_floor({round}({input}), {round}({other}))",
+    heavy=True,
+)
+_reflects("__rmod__", "remainder")
+_reflects("__rfloordiv__", "div_floor")
 
 
 @_spells("div divide")
 def _div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Call:
-    if rounding_mode == "floor":
-        return call("div_floor", input, other)
-    if rounding_mode not in (None, "trunc"):
-        raise TypeError(f"div expected rounding_mode to be one of None, 'trunc', or 'floor' but found '{rounding_mode}'")
-    return call(f"div{'_trunc' if rounding_mode else ''}{'_number' if _is_number(other) else ''}", input, other)
+    rows = {None: "div", "trunc": "div_trunc", "floor": "div_floor"}
+    if rounding_mode not in rows:
+        raise TypeError(f"rounding_mode is {rounding_mode!r}; allowed: None, 'trunc', 'floor'")
+    return call(rows[rounding_mode] + ("_number" if _is_number(other) else ""), input, other)
 
 
 @_spells("true_divide __truediv__ __div__")
@@ -277,29 +303,14 @@ def _true_divide(input: Any, other: Any) -> Call:
     return _div(input, other)
 
 
+@_spells("floor_divide __floordiv__")
+def _floor_divide(input: Any, other: Any) -> Call:
+    return _div(input, other, rounding_mode="floor")
+
+
 @_spells("__rtruediv__ __rdiv__")
 def _rdiv(input: Any, other: Any) -> Call:
     return call("rdiv", input, other)
-
-
-@_spells("floor_divide __floordiv__")
-def _floor_divide(input: Any, other: Any) -> Call:
-    return call("div_floor", input, other)
-
-
-@_spells("__rfloordiv__")
-def _rfloordiv(input: Any, other: Any) -> Call:
-    return call("div_floor", other, input)
-
-
-@_spells("remainder __mod__")
-def _remainder(input: Any, other: Any) -> Call:
-    return call("remainder", input, other)
-
-
-@_spells("__rmod__")
-def _rmod(input: Any, other: Any) -> Call:
-    return call("remainder", other, input)
 
 
 # ---- comparisons, logic, bits
@@ -314,6 +325,16 @@ for _names, _symbol in (
 ):
     _op(_names, "input other", getattr(operator, _names.split()[0]), every=f"{{input}} {_symbol} {{other}}", types="common common")
 
+for _name, _floating, _signed, _unsigned in (
+    ("isnan", "{input} != {input}", "false", "false"),
+    ("isinf", "::isinf({input})", "false", "false"),
+    ("isfinite", "::isfinite({input})", "true", "true"),
+    ("isposinf", "::isinf({input}) && {input} > 0", "false", "false"),
+    ("isneginf", "::isinf({input}) && {input} < 0", "false", "false"),
+    ("signbit", "::signbit({input})", "{input} < 0", "false"),
+):
+    _op(_name, "input", getattr(torch, _name), floating=_floating, signed=_signed, every=_unsigned, types="common")
+
 _op("logical_and", "input other", torch.logical_and, boolean="{input} && {other}", types="bool bool")
 _op("logical_or", "input other", torch.logical_or, boolean="{input} || {other}", types="bool bool")
 _op("logical_xor", "input other", torch.logical_xor, boolean="{input} != {other}", types="bool bool")
@@ -324,48 +345,31 @@ _op("bitwise_xor __xor__ __rxor__", "input other", operator.xor, integer="{input
 _op("bitwise_not __invert__", "input", torch.bitwise_not, integer="~{input}", boolean="!{input}")
 _op("bitwise_left_shift __lshift__", "input other", torch.bitwise_left_shift, integer="::shift_left({input}, {other})")
 _op("bitwise_right_shift __rshift__", "input other", torch.bitwise_right_shift, integer="::shift_right({input}, {other})")
+_reflects("__rlshift__", "bitwise_left_shift")
+_reflects("__rrshift__", "bitwise_right_shift")
 
 
-@_spells("__rlshift__")
-def _rlshift(input: Any, other: Any) -> Call:
-    return call("bitwise_left_shift", other, input)
+@_spells("isclose")
+def _isclose(input: Any, other: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False) -> Call:
+    if input.dtype != other.dtype:
+        raise TypeError(f"isclose takes tensors of one dtype, got {input.dtype} and {other.dtype}")
+    real = other if other.dtype.is_floating_point else call("mul", other, 1.0)
+    error, allowed = call("abs", call("sub", input, real)), call("add", call("abs", call("mul", real, rtol)), atol)
+    close = call("logical_or", call("eq", input, other), call("logical_and", call("isfinite", error), call("le", error, allowed)))
+    return call("logical_or", close, call("logical_and", call("isnan", input), call("isnan", other))) if equal_nan else close
 
 
-@_spells("__rrshift__")
-def _rrshift(input: Any, other: Any) -> Call:
-    return call("bitwise_right_shift", other, input)
+# ---- choice and bounds
 
-
-for _names, _floating, _whole in (
-    ("isnan", "{input} != {input}", "false"),
-    ("isinf", "::isinf({input})", "false"),
-    ("isfinite", "::isfinite({input})", "true"),
-    ("isposinf", "::isinf({input}) && {input} > 0", "false"),
-    ("isneginf", "::isinf({input}) && {input} < 0", "false"),
-    ("signbit", "::signbit({input})", ""),
-):
-    _op(
-        _names,
-        "input",
-        getattr(torch, _names),
-        floating=_floating,
-        signed=_whole or "{input} < 0",
-        unsigned=_whole or "false",
-        boolean=_whole or "false",
-        types="common",
-    )
-
-# ---- choice, bounds
-
-_row("where", "condition input other", torch.where, every="{condition} ? {input} : {other}", types="bool result result", converts_first=True)
-_row("masked_fill", "input mask value", torch.masked_fill, every="{mask} ? {value} : {input}", types="result bool result")
+_op("where", "condition input other", torch.where, every="{condition} ? {input} : {other}", types="bool result result")
+_op("masked_fill", "input mask value", torch.masked_fill, every="{mask} ? {value} : {input}", types="result bool result")
 _op("maximum", "input other", torch.maximum, every="::maximum({input}, {other})")
 _op("minimum", "input other", torch.minimum, every="::minimum({input}, {other})")
 _op("fmax", "input other", torch.fmax, floating="::fmax({input}, {other})", every="::maximum({input}, {other})")
 _op("fmin", "input other", torch.fmin, floating="::fmin({input}, {other})", every="::minimum({input}, {other})")
-_row("clamp", "input min max", torch.clamp, number="::minimum(::maximum({input}, {min}), {max})")
 _op("clamp_min", "input min", torch.clamp_min, every="::maximum({input}, {min})")
 _op("clamp_max", "input max", torch.clamp_max, every="::minimum({input}, {max})")
+_row("clamp", "input min max", torch.clamp, number="::clamp({input}, {min}, {max})")
 _op("heaviside", "input values", torch.heaviside, every="{input} == 0 ? {values} : {input} > 0")
 _row(
     "nan_to_num",
@@ -376,27 +380,17 @@ _row(
 )
 
 
-@_spells("where")
-def _where(condition: Any, input: Any, other: Any) -> Call:
+def _where(input: Any, condition: Any, other: Any) -> Call:
     return call("where", condition, input, other)
 
 
-def _tensor_where(input: Any, condition: Any, other: Any) -> Call:
-    return call("where", condition, input, other)
-
-
-SPELLINGS[torch.Tensor.where] = _tensor_where
-
-
-@_spells("masked_fill")
-def _masked_fill(input: Any, mask: Any, value: Any) -> Call:
-    return call("masked_fill", input, mask, value)
+SPELLINGS[torch.Tensor.where] = _where  # the method's self is the second argument of the function
 
 
 @_spells("clamp clip")
 def _clamp(input: Any, min: Any = None, max: Any = None) -> Call:
     if min is None and max is None:
-        raise TypeError("At least one of min and max must not be None")
+        raise TypeError("at least one of min and max must not be None")
     if max is None:
         return call("clamp_min", input, min)
     return call("clamp_max", input, max) if min is None else call("clamp", input, min, max)
@@ -405,9 +399,8 @@ def _clamp(input: Any, min: Any = None, max: Any = None) -> Call:
 @_spells("nan_to_num")
 def _nan_to_num(input: Any, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Call:
     largest = torch.finfo(input.dtype).max if input.dtype.is_floating_point else 0
-    return call(
-        "nan_to_num", input, 0 if nan is None else nan, largest if posinf is None else posinf, -largest if neginf is None else neginf
-    )
+    given = zip((nan, posinf, neginf), (0, largest, -largest), strict=True)
+    return call("nan_to_num", input, *(default if value is None else value for value, default in given))
 
 
 # ---- constants of a tensor's shape
@@ -426,7 +419,7 @@ for _suffix, _dtype in (("", None), *((f"_{row.name}", row.dtype) for row in DTY
 @_spells("full_like")
 def _full_like(input: Any, fill_value: Any, *, dtype: torch.dtype | None = None) -> Call:
     if dtype is not None and dtype not in DTYPES:
-        raise TypeError(f"{dtype} is not a dtype that kernels compute; allowed: {', '.join(row.name for row in DTYPES.values())}")
+        raise TypeError(f"dtype is {dtype}, which kernels do not compute; allowed: {', '.join(row.name for row in DTYPES.values())}")
     return call("full_like" if dtype is None else f"full_like_{DTYPES[dtype].name}", input, fill_value)
 
 
@@ -442,75 +435,59 @@ def _ones_like(input: Any, *, dtype: torch.dtype | None = None) -> Call:
 
 # ---- CUDA's math library
 
-for _names, _ulp, _heavy in (
-    ("exp2", (2, 1), False),
-    ("expm1", (1, 1), False),
-    ("log", (1, 1), False),
-    ("log2", (1, 1), False),
-    ("log10", (2, 1), False),
-    ("log1p", (1, 1), False),
-    ("sqrt", (0, 0), False),
-    ("rsqrt", (2, 1), False),
-    ("sin", (2, 2), True),
-    ("cos", (2, 2), True),
-    ("tan", (4, 2), True),
-    ("asin arcsin", (2, 2), False),
-    ("acos arccos", (2, 2), False),
-    ("atan arctan", (2, 2), False),
-    ("sinh", (3, 2), False),
-    ("cosh", (2, 1), False),
-    ("asinh arcsinh", (3, 3), False),
-    ("acosh arccosh", (4, 3), False),
-    ("atanh arctanh", (3, 2), False),
-    ("erf", (2, 2), False),
-    ("erfc", (4, 5), False),
-    ("erfinv", (2, 5), False),
-    ("lgamma gammaln", (6, 4), True),
+for _names, _ulp in (
+    ("exp2", (2, 1)),
+    ("expm1", (1, 1)),
+    ("log", (1, 1)),
+    ("log2", (1, 1)),
+    ("log10", (2, 1)),
+    ("log1p", (1, 1)),
+    ("sqrt", (0, 0)),
+    ("rsqrt", (2, 1)),
+    ("asin arcsin", (2, 2)),
+    ("acos arccos", (2, 2)),
+    ("atan arctan", (2, 2)),
+    ("sinh", (3, 2)),
+    ("cosh", (2, 1)),
+    ("asinh arcsinh", (3, 3)),
+    ("acosh arccosh", (4, 3)),
+    ("atanh arctanh", (3, 2)),
+    ("erf", (2, 2)),
+    ("erfc", (4, 5)),
 ):
-    _first = _names.split()[0]
-    _op(_names, "input", getattr(torch, _first), floating=f"::{f'math_{_first}' if _heavy else _first}({{input}})", ulp=_ulp, heavy=_heavy)
+    _name = _names.split()[0]
+    _op(_names, "input", getattr(torch, _name), floating=f"::{_name}({{input}})", ulp=_ulp)
+for _name, _ulp in (("sin", (2, 2)), ("cos", (2, 2)), ("tan", (4, 2))):
+    _op(_name, "input", getattr(torch, _name), floating=f"::math_{_name}({{input}})", ulp=_ulp, heavy=True)
 
-_op("exp", "input", torch.exp, floating="::exp({input})", half="::half_exp({input})", ulp=(1, 1))
-_op("tanh", "input", torch.tanh, floating="::tanh({input})", half="::half_tanh({input})", ulp=(2, 2))
-_op("atan2 arctan2", "input other", torch.atan2, floating="::atan2({input}, {other})", ulp=(3, 2), heavy=True)
+_op("exp", "input", torch.exp, floating="::exp({input})", half="::half_exp({input})", ulp=(2, 1))
+_op("tanh", "input", torch.tanh, floating="::tanh({input})", half="::half_tanh({input})", ulp=(2, 1))
+_op("atan2 arctan2", "input other", torch.atan2, floating="::atan2({input}, {other})", ulp=(3, 2))
 _op("hypot", "input other", torch.hypot, floating="::hypot({input}, {other})", ulp=(3, 2))
 _op("copysign", "input other", torch.copysign, floating="::copysign({input}, {other})")
 
 # ---- powers
 
-_row(
-    "pow",
-    "input exponent",
-    operator.pow,
-    floating="::power({input}, {exponent})",
-    integer="::power({input}, {exponent})",
-    ulp=(4, 2),
-    heavy=True,
-)
+_row("pow", "input exponent", operator.pow, number="::power({input}, {exponent})", ulp=(4, 2), heavy=True)
 _row(
     "pow_number",
     "input exponent",
-    torch.pow,
+    operator.pow,
     floating="::power_number({input}, {exponent})",
     integer="::power({input}, {exponent})",
-    eager=(
-        "{exponent} == 3 ? {round}({input} * {input}) * {input} : {exponent} == -2 ? 1 / {round}({input} * {input}) : "
-        "::power_number({input}, {round}({exponent}))"
-    ),
+    # ATen computes these in the half type itself.
+    eager="{exponent} == 3 ? {round}({input} * {input}) * {input} : {exponent} == -2 ? 1 / {round}({input} * {input}) : "
+    "::power_number({input}, {round}({exponent}))",
     ulp=(4, 2),
     heavy=True,
 )
 _op("float_power", "input exponent", torch.float_power, floating="::power({input}, {exponent})", ulp=(4, 2), heavy=True)
+_reflects("__rpow__", "pow")
 
 
 @_spells("pow __pow__")
 def _pow(input: Any, exponent: Any) -> Call:
     return call("pow_number" if _is_number(exponent) else "pow", input, exponent)
-
-
-@_spells("__rpow__")
-def _rpow(input: Any, other: Any) -> Call:
-    return call("pow", other, input)
 
 
 @_spells("ldexp")
@@ -520,39 +497,32 @@ def _ldexp(input: Any, other: Any) -> Call:
 
 # ---- rounding, signs, parts
 
-for _names, _floating in (
-    ("floor", "::floor({input})"),
-    ("ceil", "::ceil({input})"),
-    ("trunc fix", "::trunc({input})"),
-):
-    _op(_names, "input", getattr(torch, _names.split()[0]), floating=_floating, integer="{input}")
+_op("floor", "input", torch.floor, floating="::floor({input})", integer="{input}")
+_op("ceil", "input", torch.ceil, floating="::ceil({input})", integer="{input}")
+_op("trunc fix", "input", torch.trunc, floating="::trunc({input})", integer="{input}")
+_op("frac", "input", torch.frac, floating="{input} - ::trunc({input})")
 _row("round", "input", torch.round, floating="::rint({input})", integer="{input}")
+_DECIMALS = (
+    "{decimals} < 0 ? ::rint({round}({input} / {round}(::ten_to({decimals})))) * {round}(::ten_to({decimals})) : "
+    "::rint({round}({input} * {round}(::ten_to({decimals})))) / {round}(::ten_to({decimals}))"
+)
 _row(
     "round_decimals",
     "input decimals",
     lambda input, decimals: torch.round(input, decimals=decimals),
-    floating="::round_decimals({input}, {decimals})",
-    ulp=(1, 1),
+    floating=_DECIMALS.replace("{round}", ""),
+    eager=_DECIMALS,
 )
-_op("frac", "input", torch.frac, floating="{input} - ::trunc({input})")
-_op(
-    "sign",
-    "input",
-    torch.sign,
-    floating="({input} > 0) - ({input} < 0)",
-    signed="({input} > 0) - ({input} < 0)",
-    unsigned="{input} > 0",
-    boolean="{input}",
-)
-_op(
-    "sgn",
-    "input",
-    torch.sgn,
-    floating="({input} > 0) - ({input} < 0)",
-    signed="({input} > 0) - ({input} < 0)",
-    unsigned="{input} > 0",
-    boolean="{input}",
-)
+for _name in ("sign", "sgn"):
+    _op(
+        _name,
+        "input",
+        getattr(torch, _name),
+        floating="({input} > 0) - ({input} < 0)",
+        signed="({input} > 0) - ({input} < 0)",
+        unsigned="{input} > 0",
+        boolean="{input}",
+    )
 _row("frexp_mantissa", "input", lambda input: torch.frexp(input).mantissa, floating="::frexp_mantissa({input})")
 _row("frexp_exponent", "input", lambda input: torch.frexp(input).exponent, floating="::frexp_exponent({input})", types="own")
 
@@ -564,76 +534,49 @@ def _round(input: Any, *, decimals: Any = 0) -> Call:
 
 @_spells("frexp")
 def _frexp(input: Any) -> Any:
-    return torch.return_types.frexp((call("frexp_mantissa", input), call("frexp_exponent", input)))
+    parts: Any = (call("frexp_mantissa", input), call("frexp_exponent", input))
+    return torch.return_types.frexp(parts)
 
 
 @_spells("deg2rad")
 def _deg2rad(input: Any) -> Call:
-    return call("mul", input, torch.pi / 180)
+    return call("mul", input, math.pi / 180)
 
 
 @_spells("rad2deg")
 def _rad2deg(input: Any) -> Call:
-    return call("mul", input, 180 / torch.pi)
+    return call("mul", input, 180 / math.pi)
 
 
 # ---- several terms
 
-_row(
-    "lerp",
-    "input end weight",
-    torch.lerp,
-    floating="::lerp_value({input}, {end}, {weight})",
-    ulp=(2, 2),
-)
-_row(
+_op("lerp", "input end weight", torch.lerp, floating="::interpolate({input}, {end}, {weight})", ulp=(2, 2))
+_op(
     "addcmul",
-    "input tensor1 tensor2 value",
+    "input tensor1 tensor2 *value=1",
     lambda input, tensor1, tensor2, value: torch.addcmul(input, tensor1, tensor2, value=value),
     floating="::fma({value} * {tensor1}, {tensor2}, {input})",
     integer="::wrap_add({input}, ::wrap_mul(::wrap_mul({value}, {tensor1}), {tensor2}))",
     ulp=(1, 1),
 )
-_row(
+_op(
     "addcdiv",
-    "input tensor1 tensor2 value",
+    "input tensor1 tensor2 *value=1",
     lambda input, tensor1, tensor2, value: torch.addcdiv(input, tensor1, tensor2, value=value),
     floating="::fma({value}, {tensor1} / {tensor2}, {input})",
     ulp=(1, 1),
 )
 _op("logaddexp", "input other", torch.logaddexp, floating="::log_add_exp({input}, {other})", ulp=(3, 3))
-_op("logaddexp2", "input other", torch.logaddexp2, floating="::log_add_exp2({input}, {other})", ulp=(4, 4))
+_op("logaddexp2", "input other", torch.logaddexp2, floating="::log_add_exp2({input}, {other})", ulp=(3, 3))
 _op("xlogy", "input other", torch.xlogy, floating="::x_log_y({input}, {other})", ulp=(3, 3))
 _op("xlog1py", "input other", torch.special.xlog1py, floating="::x_log1p_y({input}, {other})", ulp=(3, 3))
 
-
-@_spells("lerp")
-def _lerp(input: Any, end: Any, weight: Any) -> Call:
-    return call("lerp", input, end, weight)
-
-
-@_spells("addcmul")
-def _addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Call:
-    return call("addcmul", input, tensor1, tensor2, value)
-
-
-@_spells("addcdiv")
-def _addcdiv(input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Call:
-    return call("addcdiv", input, tensor1, tensor2, value)
-
-
-@_spells("isclose")
-def _isclose(input: Any, other: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False) -> Call:
-    if input.dtype != other.dtype:
-        raise TypeError(f"isclose takes two tensors of one dtype, got {input.dtype} and {other.dtype}")
-    real = other if other.dtype.is_floating_point else call("mul", other, 1.0)
-    error, allowed = call("abs", call("sub", input, real)), call("add", call("abs", call("mul", real, rtol)), atol)
-    near = call("logical_and", call("isfinite", error), call("le", error, allowed))
-    close = call("logical_or", call("eq", input, other), near)
-    return call("logical_or", close, call("logical_and", call("isnan", input), call("isnan", other))) if equal_nan else close
-
-
 # ---- activations
+
+
+def _gelu_tanh_reference(input: Any) -> Any:
+    return input * torch.sigmoid(math.sqrt(8 / math.pi) * (input + 0.044715 * input**3))
+
 
 _op(
     "sigmoid expit",
@@ -642,18 +585,29 @@ _op(
     floating="::sigmoid({input})",
     half="::half_sigmoid({input})",
     eager="1 / (1 + ::exp(-{input}))",
-    ulp=(3, 3),
+    reference=_in_double(torch.sigmoid),
+    ulp=(4, 3),
 )
-_row("silu", "input", F.silu, floating="::silu({input})", half="::half_silu({input})", eager="{input} / (1 + ::exp(-{input}))", ulp=(4, 4))
+_op(
+    "silu",
+    "input",
+    F.silu,
+    inplace=True,
+    floating="::times_sigmoid({input}, {input})",
+    half="::half_silu({input})",
+    eager="{input} / (1 + ::exp(-{input}))",
+    reference=_in_double(F.silu),
+    ulp=(5, 4),
+)
 _row(
     "gelu",
     "input",
     F.gelu,
-    floating="{input} * ::normcdf({input})",
+    floating="::gelu({input})",
     half="::half_gelu({input})",
-    eager="{input} * 0.5f * (1 + ::erf({input} * ::sqrt_half({input})))",
-    reference=lambda input: (input.double() * torch.special.erfc(input.double() * -(0.5**0.5)) / 2).to(input.dtype),
-    ulp=(12, 20),
+    eager="::gelu_eager({input})",
+    reference=_in_double(lambda input: input * torch.special.erfc(input * -math.sqrt(0.5)) / 2),
+    ulp=(12, 12),
 )
 _row(
     "gelu_tanh",
@@ -662,23 +616,23 @@ _row(
     floating="::gelu_tanh({input})",
     half="::half_gelu_tanh({input})",
     eager="::gelu_tanh_eager({input})",
-    reference=lambda input: (input.double() * torch.sigmoid((8 / torch.pi) ** 0.5 * (input.double() + 0.044715 * input.double() ** 3))).to(
-        input.dtype
-    ),
-    ulp=(200, 1000),
+    reference=_in_double(_gelu_tanh_reference),
+    ulp=(6, 6),
 )
-_row(
+_op(
     "mish",
     "input",
     F.mish,
+    inplace=True,
     floating="::mish({input})",
     half="::half_mish({input})",
     eager="{input} * ::tanh(::log1p(::exp({input})))",
+    reference=_in_double(F.mish),
     ulp=(7, 7),
 )
-_row(
+_op(
     "softplus",
-    "input beta threshold",
+    "input beta=1 threshold=20",
     F.softplus,
     floating="::softplus({input}, {beta}, {threshold})",
     half="::half_softplus({input}, {beta}, {threshold})",
@@ -686,110 +640,70 @@ _row(
     ulp=(4, 4),
 )
 _op("logsigmoid", "input", F.logsigmoid, floating="::log_sigmoid({input})", ulp=(4, 4))
-_row("relu", "input", F.relu, floating="{input} <= 0 ? 0 : {input}", signed="{input} < 0 ? 0 : {input}", unsigned="{input}")
-_row("hardtanh", "input min_val max_val", F.hardtanh, number="::minimum(::maximum({input}, {min_val}), {max_val})")
-_row("leaky_relu", "input negative_slope", F.leaky_relu, floating="{input} > 0 ? {input} : {input} * {negative_slope}")
-_row("elu", "input alpha", F.elu, floating="{input} > 0 ? {input} : ::expm1({input}) * {alpha}", ulp=(2, 2))
-_row("selu", "input", F.selu, floating="::selu({input})", ulp=(3, 3))
-_row("celu", "input alpha", F.celu, floating="{input} > 0 ? {input} : ::expm1({input} / {alpha}) * {alpha}", ulp=(3, 3))
-_row(
+_op("relu", "input", F.relu, inplace=True, floating="{input} <= 0 ? 0 : {input}", signed="{input} < 0 ? 0 : {input}", unsigned="{input}")
+_op(
+    "hardtanh",
+    "input min_val=-1.0 max_val=1.0",
+    F.hardtanh,
+    inplace=True,
+    number="::clamp({input}, {min_val}, {max_val})",
+)
+_op(
+    "leaky_relu",
+    "input negative_slope=0.01",
+    F.leaky_relu,
+    inplace=True,
+    floating="{input} > 0 ? {input} : {input} * {negative_slope}",
+)
+_op("elu", "input alpha=1.0", F.elu, inplace=True, floating="{input} > 0 ? {input} : ::expm1({input}) * {alpha}", ulp=(2, 2))
+_op("selu", "input", F.selu, inplace=True, floating="::selu({input})", eager="::selu_eager({input})", ulp=(3, 3))
+_op(
+    "celu",
+    "input alpha=1.0",
+    F.celu,
+    inplace=True,
+    floating="{input} > 0 ? {input} : ::expm1({input} / {alpha}) * {alpha}",
+    eager="{input} > 0 ? {input} : ::expm1({input} * (1 / {alpha})) * {alpha}",
+    ulp=(3, 3),
+)
+_op(
     "hardswish",
     "input",
     F.hardswish,
-    floating="{input} * (::minimum(::maximum({input} + 3, {input} * 0), {input} * 0 + 6) / 6)",
+    inplace=True,
+    floating="{input} * ::hard_sigmoid({input})",
+    eager="::hard_swish_eager({input})",
     ulp=(2, 2),
 )
-_row("hardsigmoid", "input", F.hardsigmoid, floating="::hard_sigmoid({input})", ulp=(1, 1))
-_row("hardshrink", "input lambd", F.hardshrink, floating="{input} >= -{lambd} && {input} <= {lambd} ? 0 : {input}")
-_row(
+_op(
+    "hardsigmoid",
+    "input",
+    F.hardsigmoid,
+    inplace=True,
+    floating="::hard_sigmoid({input})",
+    eager="::hard_sigmoid_eager({input})",
+    ulp=(1, 1),
+)
+_op("hardshrink", "input lambd=0.5", F.hardshrink, floating="{input} >= -{lambd} && {input} <= {lambd} ? 0 : {input}")
+_op(
     "softshrink",
-    "input lambd",
+    "input lambd=0.5",
     F.softshrink,
     floating="{input} > {lambd} ? {input} - {lambd} : {input} < -{lambd} ? {input} + {lambd} : {input} * 0",
 )
-_row("threshold", "input threshold value", F.threshold, number="{input} <= {threshold} ? {value} : {input}")
-
-
-@_spells("silu")
-def _silu(input: Any, inplace: bool = False) -> Any:
-    return _out_of_place(inplace, call("silu", input))
+_op("threshold", "input threshold value", F.threshold, inplace=True, number="{input} <= {threshold} ? {value} : {input}")
 
 
 @_spells("gelu")
 def _gelu(input: Any, *, approximate: str = "none") -> Call:
     if approximate not in ("none", "tanh"):
-        raise TypeError("approximate argument must be either none or tanh.")
+        raise TypeError(f"approximate is {approximate!r}; allowed: 'none', 'tanh'")
     return call("gelu" if approximate == "none" else "gelu_tanh", input)
-
-
-@_spells("mish")
-def _mish(input: Any, inplace: bool = False) -> Any:
-    return _out_of_place(inplace, call("mish", input))
-
-
-@_spells("softplus")
-def _softplus(input: Any, beta: Any = 1, threshold: Any = 20) -> Call:
-    return call("softplus", input, beta, threshold)
-
-
-@_spells("relu")
-def _relu(input: Any, inplace: bool = False) -> Any:
-    return _out_of_place(inplace, call("relu", input))
-
-
-@_spells("hardtanh")
-def _hardtanh(input: Any, min_val: Any = -1.0, max_val: Any = 1.0, inplace: bool = False) -> Any:
-    return _out_of_place(inplace, call("hardtanh", input, min_val, max_val))
 
 
 @_spells("relu6")
 def _relu6(input: Any, inplace: bool = False) -> Any:
-    return _out_of_place(inplace, call("hardtanh", input, 0, 6))
-
-
-@_spells("leaky_relu")
-def _leaky_relu(input: Any, negative_slope: Any = 0.01, inplace: bool = False) -> Any:
-    return _out_of_place(inplace, call("leaky_relu", input, negative_slope))
-
-
-@_spells("elu")
-def _elu(input: Any, alpha: Any = 1.0, inplace: bool = False) -> Any:
-    return _out_of_place(inplace, call("elu", input, alpha))
-
-
-@_spells("selu")
-def _selu(input: Any, inplace: bool = False) -> Any:
-    return _out_of_place(inplace, call("selu", input))
-
-
-@_spells("celu")
-def _celu(input: Any, alpha: Any = 1.0, inplace: bool = False) -> Any:
-    return _out_of_place(inplace, call("celu", input, alpha))
-
-
-@_spells("hardswish")
-def _hardswish(input: Any, inplace: bool = False) -> Any:
-    return _out_of_place(inplace, call("hardswish", input))
-
-
-@_spells("hardsigmoid")
-def _hardsigmoid(input: Any, inplace: bool = False) -> Any:
-    return _out_of_place(inplace, call("hardsigmoid", input))
-
-
-@_spells("hardshrink")
-def _hardshrink(input: Any, lambd: Any = 0.5) -> Call:
-    return call("hardshrink", input, lambd)
-
-
-@_spells("softshrink")
-def _softshrink(input: Any, lambd: Any = 0.5) -> Call:
-    return call("softshrink", input, lambd)
-
-
-@_spells("threshold")
-def _threshold(input: Any, threshold: Any, value: Any, inplace: bool = False) -> Any:
-    return _out_of_place(inplace, call("threshold", input, threshold, value))
+    return SPELLINGS[F.hardtanh](input, 0, 6, inplace)
 
 
 @_spells("softsign")

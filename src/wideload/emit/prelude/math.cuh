@@ -1,13 +1,13 @@
-// Functions of the op table, on the types that arithmetic uses. Integers wrap, as torch's do: through unsigned long long,
-// of which the low bits are those of the narrower type.
+// Functions of the op table, on the types that arithmetic uses. Integers wrap as torch's do: through unsigned long long,
+// of which the low bits are those of the narrower type. Special values are those of torch on CUDA.
 
 #define FUNCTION static __device__ __noinline__
 
-// PTX: 2^x and 1/x with subnormals kept, which CUDA has no function for.
+// PTX: 2^x, its subnormal results kept, for which CUDA has no function; 1/x and log2(x) of a normal x whose result is normal.
 #ifdef __CUDACC__
 DEVICE float ex2_approx(float x) { float y; asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
-DEVICE float rcp_approx(float x) { float y; asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
-DEVICE float lg2_approx(float x) { float y; asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+DEVICE float rcp_approx(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+DEVICE float lg2_approx(float x) { float y; asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 #endif
 
 template <class T> DEVICE T wrap_add(T a, T b) { return (T)((unsigned long long)a + (unsigned long long)b); }
@@ -20,15 +20,19 @@ template <class T> DEVICE T wrap_neg(T a) { return (T)(0ull - (unsigned long lon
 
 template <class T> DEVICE T wrap_abs(T a) { return a < 0 ? wrap_neg(a) : a; }
 
-// A shift by a negative count, or by the width or more, leaves nothing but the sign.
-template <class T> DEVICE T shift_left(T a, T count) { return count < (T)0 || count >= (T)(8 * sizeof(T)) ? (T)0 : (T)((unsigned long long)a << count); }
+// A count that is negative, or the width or more, shifts every bit out: only a sign is left.
+template <class T> DEVICE bool shifts_out(T count) { return count < (T)0 || count >= (T)(8 * sizeof(T)); }
 
-template <class T> DEVICE T shift_right(T a, T count) { return count < (T)0 || count >= (T)(8 * sizeof(T)) ? (T)(a < (T)0 ? -1 : 0) : (T)(a >> count); }
+template <class T> DEVICE T shift_left(T a, T count) { return shifts_out(count) ? (T)0 : (T)((unsigned long long)a << count); }
 
-// Quotients and remainders. An integer divided by zero gives -1, the remainder is the dividend; minimum / -1 wraps.
-template <class T> DEVICE T divide_trunc(T a, T b) { return b == 0 ? (T)-1 : (T)(b + 1) == 0 ? wrap_neg(a) : (T)(a / b); }
+template <class T> DEVICE T shift_right(T a, T count) { return shifts_out(count) ? (T)(a < (T)0 ? -1 : 0) : (T)(a >> count); }
 
-template <class T> DEVICE T modulo_trunc(T a, T b) { return b == 0 ? a : (T)(b + 1) == 0 ? (T)0 : (T)(a % b); }
+// Quotients and remainders. An integer divided by zero is -1, its remainder the dividend; minimum / -1 wraps.
+template <class T> DEVICE bool is_minus_one(T a) { return (T)-1 < (T)0 && a == (T)-1; }
+
+template <class T> DEVICE T divide_trunc(T a, T b) { return b == 0 ? (T)-1 : is_minus_one(b) ? wrap_neg(a) : (T)(a / b); }
+
+template <class T> DEVICE T modulo_trunc(T a, T b) { return b == 0 ? a : is_minus_one(b) ? (T)0 : (T)(a % b); }
 FUNCTION float modulo_trunc(float a, float b) { return fmod(a, b); }
 FUNCTION double modulo_trunc(double a, double b) { return fmod(a, b); }
 
@@ -38,13 +42,12 @@ template <class T> DEVICE T modulo_floor(T a, T b)
     return r != 0 && (r < 0) != (b < 0) ? (T)(r + b) : r;
 }
 
-// Of floats: the exact quotient (a - a mod b) / b rounded to a whole number, one less where a mod b has not b's sign.
-template <class T> DEVICE T quotient_floor(T a, T b)
+// The whole number next to q, the rounded quotient of a dividend less its remainder r; one less if r has not the sign of the
+// divisor b. A zero takes the sign of the quotient.
+template <class T> DEVICE T whole_quotient(T q, T r, T b, T quotient)
 {
-    const T r = modulo_trunc(a, b);
-    T q = (a - r) / b;
     if (r != 0 && (r < 0) != (b < 0)) q -= 1;
-    if (q == 0) return copysign((T)0, a / b);
+    if (q == 0) return copysign((T)0, quotient);
     const T f = floor(q);
     return q - f > (T)0.5 ? f + 1 : f;
 }
@@ -52,19 +55,35 @@ template <class T> DEVICE T quotient_floor(T a, T b)
 template <class T> DEVICE T divide_floor(T a, T b)
 {
     const T q = divide_trunc(a, b);
-    return (a < 0) != (b < 0) && (T)wrap_mul(q, b) != a ? (T)(q - 1) : q;
+    return (a < 0) != (b < 0) && wrap_mul(q, b) != a ? wrap_sub(q, (T)1) : q;
 }
-DEVICE float divide_floor(float a, float b) { return b == 0 ? a / b : quotient_floor(a, b); }
-DEVICE double divide_floor(double a, double b) { return b == 0 ? a / b : quotient_floor(a, b); }
+FUNCTION float divide_floor(float a, float b) { const float r = fmod(a, b); return b == 0 ? a / b : whole_quotient((a - r) / b, r, b, a / b); }
+FUNCTION double divide_floor(double a, double b) { const double r = fmod(a, b); return b == 0 ? a / b : whole_quotient((a - r) / b, r, b, a / b); }
 
-// NaN if either operand is.
-template <class T> DEVICE T maximum(T a, T b) { return a > b || a != a ? a : b; }
+// numerics="eager": by a number, torch multiplies by the reciprocal.
+template <class T> DEVICE T divide_floor_number(T a, T b)
+{
+    const T r = modulo_trunc(a, b), inverse = 1 / b;
+    return b == 0 ? a * inverse : whole_quotient((a - r) * inverse, r, b, a * inverse);
+}
 
-template <class T> DEVICE T minimum(T a, T b) { return a < b || a != a ? a : b; }
+// NaN if an operand is.
+template <class T> DEVICE T maximum(T a, T b) { return a > b ? a : b; }
+DEVICE float maximum(float a, float b) { return a != a ? a : b != b ? b : fmax(a, b); }
+DEVICE double maximum(double a, double b) { return a != a ? a : b != b ? b : fmax(a, b); }
+
+template <class T> DEVICE T minimum(T a, T b) { return a < b ? a : b; }
+DEVICE float minimum(float a, float b) { return a != a ? a : b != b ? b : fmin(a, b); }
+DEVICE double minimum(double a, double b) { return a != a ? a : b != b ? b : fmin(a, b); }
+
+// The upper bound wins over the lower.
+template <class T> DEVICE T clamp(T x, T low, T high) { return minimum(maximum(x, low), high); }
+DEVICE float clamp(float x, float low, float high) { return x != x ? x : low != low ? low : high != high ? high : fmin(fmax(x, low), high); }
+DEVICE double clamp(double x, double low, double high) { return x != x ? x : low != low ? low : high != high ? high : fmin(fmax(x, low), high); }
 
 template <class T> DEVICE T power(T base, T exponent)
 {
-    if (exponent < 0) return base == 1 ? (T)1 : (T)(base + 1) != 0 ? (T)0 : exponent % 2 ? base : (T)1;
+    if (exponent < 0) return base == 1 ? base : is_minus_one(base) ? (exponent % 2 ? base : (T)1) : (T)0;
     unsigned long long result = 1, factor = (unsigned long long)base;
     for (unsigned long long n = (unsigned long long)exponent; n != 0; n >>= 1) {
         if (n & 1) result *= factor;
@@ -75,16 +94,15 @@ template <class T> DEVICE T power(T base, T exponent)
 FUNCTION float power(float base, float exponent) { return pow(base, exponent); }
 FUNCTION double power(double base, double exponent) { return pow(base, exponent); }
 
-// tensor ** number: torch computes these exponents otherwise, which differs at -0 and infinities.
+// tensor ** number: torch computes these exponents otherwise, which shows at -0 and infinities.
 template <class T> DEVICE T power_number(T base, T exponent)
 {
     if (exponent == 2) return base * base;
     if (exponent == 3) return base * base * base;
     if (exponent == (T)0.5) return sqrt(base);
     if (exponent == (T)-0.5) return rsqrt(base);
-    const T inverse = 1 / base;
-    if (exponent == -1) return inverse;
-    if (exponent == -2) return inverse * inverse;
+    if (exponent == -1) return 1 / base;
+    if (exponent == -2) return (1 / base) * (1 / base);  // 1 / (base * base) would overflow inside
     return power(base, exponent);
 }
 
@@ -102,60 +120,78 @@ FUNCTION double math_lgamma(double x) { return lgamma(x); }
 
 template <class T> DEVICE T frexp_mantissa(T x) { int exponent; return frexp(x, &exponent); }
 
-template <class T> DEVICE int frexp_exponent(T x) { int exponent; frexp(x, &exponent); return exponent; }
+template <class T> DEVICE int frexp_exponent(T x) { int exponent; frexp(x, &exponent); return isfinite(x) ? exponent : 0; }
 
-// The power of ten is exact up to 10^22.
-template <class T> DEVICE T round_decimals(T x, T decimals)
+// 10^|decimals|; the product in double is exact up to 10^22.
+template <class T> DEVICE T ten_to(T decimals)
 {
-    double scale = 1;
-    for (T n = fabs(decimals); n >= 1; n -= 1) scale *= 10;
-    return decimals < 0 ? rint(x / (T)scale) * (T)scale : rint(x * (T)scale) / (T)scale;
+    double p = 1;
+    for (T n = fabs(decimals); n >= 1; n -= 1) p *= 10;
+    return (T)p;
 }
 
-template <class T> DEVICE T lerp_value(T a, T b, T weight) { return fabs(weight) < (T)0.5 ? fma(weight, b - a, a) : fma(a - b, 1 - weight, b); }
+// fma where torch's own kernels are contracted.
+template <class T> DEVICE T interpolate(T a, T b, T weight) { return fabs(weight) < (T)0.5 ? fma(weight, b - a, a) : fma(a - b, 1 - weight, b); }
 
-template <class T> DEVICE T log_add_exp(T a, T b)
-{
-    if (a == b && isinf(a)) return a;
-    return maximum(a, b) + log1p(exp(-fabs(a - b)));
-}
+template <class T> DEVICE T log_add_exp(T a, T b) { return a == b && isinf(a) ? a : maximum(a, b) + log1p(exp(-fabs(a - b))); }
 
-template <class T> DEVICE T log_add_exp2(T a, T b)
-{
-    if (a == b && isinf(a)) return a;
-    return maximum(a, b) + log1p(exp2(-fabs(a - b))) * (T)1.4426950408889634;  // 1 / log 2
-}
+template <class T> DEVICE T log_add_exp2(T a, T b) { return a == b && isinf(a) ? a : maximum(a, b) + log1p(exp2(-fabs(a - b))) * (T)1.4426950408889634; }
 
 template <class T> DEVICE T x_log_y(T x, T y) { return y != y ? y : x == 0 ? (T)0 : x * log(y); }
 
 template <class T> DEVICE T x_log1p_y(T x, T y) { return y != y ? y : x == 0 ? (T)0 : x * log1p(y); }
 
-// Activations. exp of a negative number alone, so that nothing overflows.
+// Below -shift, exp(x) comes near the subnormals and loses the bits that a factor brings back. There exp(x + shift), of which the
+// argument is exact, is computed instead, and the product is scaled by exp(-shift).
+template <class T> struct tail { static constexpr T shift = 64, scale = (T)1.6038108905486378e-28; };
+template <> struct tail<double> { static constexpr double shift = 512, scale = 4.3774910370530515e-223; };
+
+// Activations: exp of negative numbers alone, so that nothing overflows.
 template <class T> DEVICE T sigmoid(T x)
 {
     const T e = exp(-fabs(x));
     return (x < 0 ? e : (T)1) / (1 + e);
 }
 
-template <class T> DEVICE T silu(T x)
+// x * sigmoid(v); x and v have one sign.
+template <class T> DEVICE T times_sigmoid(T x, T v)
 {
-    const T shift = sizeof(T) == 4 ? 64 : 512, scale = sizeof(T) == 4 ? (T)1.6038108905486378e-28 : (T)4.3774910500352e-223;  // exp(-shift)
-    const bool deep = x < -shift;
-    const T e = exp(deep ? x + shift : -fabs(x));
-    const T y = (x < 0 ? x * e : x) / (deep ? (T)1 : 1 + e);
-    return deep ? y * scale : y;
+    const bool deep = v < -tail<T>::shift;
+    const T e = exp(deep ? v + tail<T>::shift : -fabs(v));
+    const T y = v < 0 ? x * e : x;
+    return deep ? y * tail<T>::scale : y / (1 + e);
 }
 
-template <class T> DEVICE T sqrt_half(T) { return (T)0.70710678118654752; }
+// x * Phi(x). With a = |x|, Phi(-a) = erfcx(a / sqrt 2) / 2 * exp(-a^2 / 2), and a^2 is kept to twice the precision, as its
+// absolute error is the result's relative error. Phi(-64) is 0 in every type.
+template <class T> DEVICE T gelu(T x)
+{
+    const T a = fmin(fabs(x), (T)64), s = a * a, v = (T)-0.5 * s;
+    const bool deep = v < -tail<T>::shift;
+    const T e = exp(deep ? v + tail<T>::shift : v);
+    const T q = (T)0.5 * erfcx(a * (T)0.70710678118654752) * fma(e, (T)-0.5 * fma(a, a, -s), e);
+    return x < 0 ? (deep ? x * q * tail<T>::scale : x * q) : x * (1 - (deep ? (T)0 : q));
+}
 
-template <class T> DEVICE T gelu_tanh(T x) { return x * sigmoid((T)1.5957691216057308 * (x + (T)0.044715 * x * x * x)); }
+// x * sigmoid(v), v = 2 sqrt(2 / pi) (x + 0.044715 x^3), which is 0.5 x (1 + tanh(v / 2)). For x < 0, v is kept to twice the
+// precision, as its absolute error is the result's relative error; at x = -32 the result is 0 in every type.
+template <class T> DEVICE T gelu_tanh(T x)
+{
+    constexpr T c1 = (T)1.5957691216057308, c3 = (T)0.071354816272600249;
+    constexpr T c1_low = sizeof(T) == 4 ? (T)-4.534068042e-8 : (T)-9.969308809e-17, c3_low = sizeof(T) == 4 ? (T)2.398832396e-9 : (T)-6.175149918e-19;
+    const T a = fmax(x, (T)-32), s = a * a, q = c3 * s, p = q + c1, r = p - q;
+    const T p_low = (q - (p - r)) + (c1 - r) + fma(c3, s, -q) + fma(c3, fma(a, a, -s), fma(c3_low, s, c1_low));
+    const T v = a * p, v_low = fma(a, p_low, fma(a, p, -v));
+    const T y = times_sigmoid(x, v);
+    return v < 0 ? fma(y, v_low, y) : y;
+}
 
-template <class T> DEVICE T gelu_tanh_eager(T x) { return (T)0.5 * x * (1 + tanh((T)0.79788456080286536 * fma((T)0.044715, x * x * x, x))); }
-
+// tanh(log(1 + n)), n = exp(x), is w / (w + 2), w = n (n + 2); it is 1 for x > 20 in every type.
 template <class T> DEVICE T mish(T x)
 {
-    const T n = exp(x), w = n * (n + 2);
-    return x > 20 ? x : x * (w / (w + 2));
+    const bool deep = x < -tail<T>::shift;
+    const T n = exp(deep ? x + tail<T>::shift : x), w = n * (n + 2);
+    return x > 20 ? x : deep ? x * n * tail<T>::scale : x * (w / (w + 2));
 }
 
 template <class T> DEVICE T softplus(T x, T beta, T threshold)
@@ -168,28 +204,56 @@ template <class T> DEVICE T log_sigmoid(T x) { return fmin(x, (T)0) - log1p(exp(
 
 template <class T> DEVICE T selu(T x) { return x > 0 ? x * (T)1.0507009873554805 : expm1(x) * (T)1.7580993408473768; }
 
-template <class T> DEVICE T hard_sigmoid(T x) { return minimum(maximum(x + 3, (T)0), (T)6) / 6; }
+template <class T> DEVICE T hard_sigmoid(T x) { return clamp(x + 3, (T)0, (T)6) / 6; }
 
-// Half tier: results within one unit of fp16 and bf16 at a few special-function instructions.
+// numerics="eager": torch's own formulas, where they differ.
+template <class T> DEVICE T gelu_eager(T x) { return x * (T)0.5 * (1 + erf(x * (T)0.70710678118654752)); }
+
+template <class T> DEVICE T gelu_tanh_eager(T x) { return (T)0.5 * x * (1 + tanh((T)0.79788456080286536 * fma((T)0.044715, x * x * x, x))); }
+
+template <class T> DEVICE T selu_eager(T x) { return x > 0 ? x * (T)1.0507009873554805 : expm1(x) * ((T)1.6732632423543773 * (T)1.0507009873554805); }
+
+template <class T> DEVICE T hard_sigmoid_eager(T x) { return clamp(x + 3, (T)0, (T)6) * (T)(1.0 / 6); }
+
+template <class T> DEVICE T hard_swish_eager(T x) { return x * clamp(x + 3, (T)0, (T)6) * (T)(1.0 / 6); }
+
+// Half tier: within one unit of fp16 and bf16, subnormals included, for at most two special-function instructions. exp(x) is
+// 2^(x / log 2); an argument of up to 150 costs 2^-17 of the result.
 DEVICE float half_exp(float x) { return ex2_approx(x * 1.44269504f); }
 
 DEVICE float half_sigmoid(float x)
 {
-    const float e = ex2_approx(-fabsf(x) * 1.44269504f);
+    const float e = ex2_approx(fabsf(x) * -1.44269504f);
     return (x < 0.0f ? e : 1.0f) * rcp_approx(1.0f + e);
 }
 
 DEVICE float half_silu(float x) { return x * half_sigmoid(x); }
 
+// (1 - e) / (1 + e), e = exp(-2|x|), is off by 2^-15 at |x| = 2^-7, where it cancels; x itself too, where it leaves out x^3 / 3.
 DEVICE float half_tanh(float x)
 {
-    const float e = ex2_approx(-fabsf(x) * 2.88539008f);
-    return fabsf(x) < 0.03125f ? x : copysignf((1.0f - e) * rcp_approx(1.0f + e), x);
+    const float e = ex2_approx(fabsf(x) * -2.88539008f);
+    return fabsf(x) < 0.0078125f ? x : copysignf((1.0f - e) * rcp_approx(1.0f + e), x);
 }
 
-DEVICE float half_gelu_tanh(float x) { return x * half_sigmoid(x * fmaf(0.0713548163f * x, x, 1.59576912f)); }
+// As gelu, with erfcx(a / sqrt 2) / 2 = t P(t), t = 1 / (1 + 0.378 a); P is the minimax polynomial for a in [0, 15]: 3.2e-5.
+DEVICE float half_gelu(float x)
+{
+    const float a = fabsf(x), t = rcp_approx(fmaf(0.378f, a, 1.0f));
+    float p = fmaf(t, -0.0905144736f, 0.194024175f);
+    p = fmaf(t, p, 0.0882255584f);
+    p = fmaf(t, p, 0.157899663f);
+    p = fmaf(t, p, 0.150349542f);
+    const float q = t * p * ex2_approx(a * a * -0.721347520f);
+    return x * (x < 0.0f ? q : 1.0f - q);
+}
 
-DEVICE float half_gelu(float x) { return x * normcdff(x); }
+// As gelu_tanh, log2(e) within the coefficients.
+DEVICE float half_gelu_tanh(float x)
+{
+    const float e = ex2_approx(-fabsf(x * fmaf(x * x, 0.102943240f, 2.30220820f)));
+    return x * ((x < 0.0f ? e : 1.0f) * rcp_approx(1.0f + e));
+}
 
 DEVICE float half_mish(float x)
 {
@@ -197,4 +261,10 @@ DEVICE float half_mish(float x)
     return x > 20.0f ? x : x * (w * rcp_approx(w + 2.0f));
 }
 
-DEVICE float half_softplus(float x, float beta, float threshold) { return softplus(x, beta, threshold); }
+// log(1 + e) is e - e^2 / 2 up to e = 2^-7: both it, by e^3 / 3, and lg2_approx, by 2^-22, are off by 2^-15 there.
+DEVICE float half_softplus(float x, float beta, float threshold)
+{
+    const float y = x * beta, e = ex2_approx(fabsf(y) * -1.44269504f);
+    const float log1p_e = e < 0.0078125f ? fmaf(e * -0.5f, e, e) : lg2_approx(1.0f + e) * 0.693147181f;
+    return y > threshold ? x : (fmaxf(y, 0.0f) + log1p_e) / beta;
+}
