@@ -45,8 +45,8 @@ class Op:
     rounded); where terms of either sign are added (``lerp``, ``addcmul``, ...) in those of the largest term. The figures of
     CUDA's own functions are from the CUDA Programming Guide 13, appendix "Mathematical Functions". ``reference`` replaces
     ``torch`` where torch's own fp32 formula on the CPU breaks the bound. ``heavy`` marks expressions long enough that
-    a kernel should hold them once. ``keeps_format`` marks results in the memory format of the first
-    operand: copies, and constants of its shape.
+    a kernel should hold them once. ``keeps_format`` marks results in the memory format of the first operand: copies, and
+    constants of its shape. ``converts_first`` marks ops that copy operands of another dtype before they iterate, also on CUDA.
     """
 
     name: str
@@ -118,6 +118,7 @@ def _row(
     reference: Callable[..., Any] | None = None,
     heavy: bool = False,
     keeps_format: bool = False,
+    converts_first: bool = False,
 ) -> Op:
     """Add a row that no torch function is alone.
 
@@ -135,7 +136,7 @@ def _row(
     names = tuple(operands.split())
     marks: Any = tuple(types.split()) or ("result",) * len(names)
     atens: Mapping[Kind, str] | None = None if eager is None else {"float": eager}
-    OPS[name] = Op(name, names, function, cuda, marks, ulp, half, reference, heavy, atens, keeps_format)
+    OPS[name] = Op(name, names, function, cuda, marks, ulp, half, reference, heavy, atens, keeps_format, converts_first)
     return OPS[name]
 
 
@@ -225,11 +226,21 @@ _op("abs absolute __abs__", "input", torch.abs, floating="::fabs({input})", sign
 _op("square", "input", torch.square, floating="{input} * {input}", integer="::wrap_mul({input}, {input})")
 _op("reciprocal", "input", torch.reciprocal, floating="1 / {input}")
 _row("clone", "input", torch.clone, every="{input}", keeps_format=True)
+_op("detach", "input", torch.detach, every="{input}", keeps_format=True)
 
 
 @_spells("add __add__ __radd__")
 def _add(input: Any, other: Any, *, alpha: Any = 1) -> Call:
     return call("add", input, other) if _is_literal(alpha, 1) else call("add_alpha", input, other, alpha)
+
+
+@_spells("clone")
+def _clone(input: Any, *, memory_format: torch.memory_format = torch.preserve_format) -> Call:
+    if memory_format != torch.preserve_format:
+        raise TypeError(
+            f"clone to memory_format={memory_format} changes the layout of an intermediate; only torch.preserve_format is elementwise"
+        )
+    return call("clone", input)
 
 
 @_spells("sub subtract __sub__")
@@ -361,7 +372,14 @@ def _isclose(input: Any, other: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal
 
 # ---- choice and bounds
 
-_op("where", "condition input other", torch.where, every="{condition} ? {input} : {other}", types="bool result result")
+_op(
+    "where",
+    "condition input other",
+    torch.where,
+    every="{condition} ? {input} : {other}",
+    types="bool result result",
+    converts_first=True,
+)
 _op("masked_fill", "input mask value", torch.masked_fill, every="{mask} ? {value} : {input}", types="result bool result")
 _op("maximum", "input other", torch.maximum, every="::maximum({input}, {other})")
 _op("minimum", "input other", torch.minimum, every="::minimum({input}, {other})")
