@@ -1,0 +1,194 @@
+"""Turns the command line into calls of the library, and their results into tables or JSON.
+
+One function a command; it computes nothing itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from typer.core import TyperGroup
+
+import wideload
+from wideload import demo as demos
+from wideload.errors import DeviceError, WideloadError
+from wideload.nvrtc import nvrtc_version
+
+__all__ = ["app"]
+
+_out = Console(highlight=False)
+_err = Console(stderr=True, highlight=False)
+"""Progress and errors, so that standard output holds results alone."""
+
+_US_PER_S = 1e6
+_BYTES_PER_GB = 1e9
+
+
+class _Commands(TyperGroup):
+    """Every command reports a ``WideloadError`` as one message and exit status 1."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except WideloadError as error:
+            _err.print(f"{type(error).__name__}: {error}", style="red", markup=False)
+            raise typer.Exit(1) from None
+
+
+app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        _out.print(f"wideload {wideload.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _wideload(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")] = False,
+) -> None:
+    """Write an elementwise function in plain PyTorch; get one CUDA kernel at the memory wall."""
+
+
+@app.command()
+def demo(
+    tokens: Annotated[
+        int | None, typer.Option(min=1, help=f"Rows of the tensors: {demos.FULL_TOKENS} on a GPU, {demos.CPU_TOKENS} on a CPU if left out.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="Where to compute, such as cuda:1 or cpu: the GPU, if there is one.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object instead of tables.")] = False,
+) -> None:
+    """Fuse two functions of Llama 3 8B, check them and show their kernels.
+
+    A SwiGLU and a bias + GELU in bf16, each compared with torch and with the exact result. On a GPU, they are then timed. Without one,
+    they are compiled for four architectures, and each known GPU's least time is computed.
+    Exits with 1 if a result is more than one step of bf16 off, or a kernel spills registers.
+    """
+    where = _find_device(device)
+    is_gpu = where.type == "cuda"
+    tokens = tokens or (demos.FULL_TOKENS if is_gpu else demos.CPU_TOKENS)
+    archs = ["sm_{}{}".format(*torch.cuda.get_device_capability(where))] if is_gpu else demos.ARCHS
+
+    with _progress() as progress:
+        rows = progress.add_task("comparing with torch", total=tokens * len(demos.CASES))
+        checks = tuple(demos.check_case(case, tokens, where, lambda num_rows: progress.advance(rows, num_rows)) for case in demos.CASES)
+        to_compile = [(case, arch) for case in demos.CASES for arch in archs]
+        kernels = tuple(demos.compile_case(case, arch) for case, arch in progress.track(to_compile, description="compiling"))
+        to_time: Sequence[demos.Case] = demos.CASES if is_gpu else ()
+        timings = tuple(demos.time_case(case, tokens, where) for case in progress.track(to_time, description="timing"))
+    bounds = () if is_gpu else tuple(demos.bound_case(case, demos.FULL_TOKENS) for case in demos.CASES)
+    report = demos.Report(tokens, _device_name(where), checks, kernels, timings, bounds)
+    if as_json:
+        _out.print_json(json.dumps({**_versions(), **asdict(report), "faults": report.faults}))
+    else:
+        _print_report(report)
+    raise typer.Exit(1 if report.faults else 0)
+
+
+def _find_device(name: str | None) -> torch.device:
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise DeviceError(f"--device {name}: {str(error).splitlines()[0]}") from None
+    if device.type not in ("cpu", "cuda"):
+        raise DeviceError(f"--device {name}; allowed: cpu, cuda, cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise DeviceError(f"--device {name}, but torch sees {torch.cuda.device_count()} CUDA devices")
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
+def _versions() -> dict[str, str]:
+    return {"wideload": wideload.__version__, "torch": torch.__version__, "NVRTC": "{}.{}".format(*nvrtc_version())}
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    columns = TextColumn("{task.description:<20}"), BarColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=_err, transient=True) as progress:
+        yield progress
+
+
+# ---- tables
+
+
+def _table(columns: Iterable[str], num_text_columns: int) -> Table:
+    """A table without a frame: the first columns hold text, the others numbers."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for position, name in enumerate(columns):
+        table.add_column(name, justify="left" if position < num_text_columns else "right", header_style="dim", no_wrap=True)
+    return table
+
+
+def _print(title: str, table: Table) -> None:
+    _out.print(f"\n{title}", style="bold", markup=False)
+    _out.print(table)
+
+
+def _print_report(report: demos.Report) -> None:
+    _out.print(" · ".join((*(f"{name} {version}" for name, version in _versions().items()), report.device)))
+    _print_checks(report.checks, "kernels" if report.timings else "CPU reference")
+    _print_kernels(report.kernels)
+    if report.timings:
+        _print_timings(report.timings)
+    if report.bounds:
+        _print_bounds(report.bounds)
+    _out.print()
+    if report.faults:
+        _out.print(f"FAILED: {'; '.join(report.faults)}.", style="red", markup=False)
+    else:
+        _out.print("Good: no result is more than one step off, and no kernel spills.", style="green")
+
+
+def _print_checks(checks: Iterable[demos.Check], path: str) -> None:
+    table = _table(("", "", "exact", "1 step", "further", "furthest"), 2)
+    for check in checks:
+        for name, steps in (("wideload", check.wideload), ("torch eager", check.torch_eager)):
+            counts = (steps.num_exact, steps.num_one_step, steps.num_further, steps.max_steps)
+            label = check.case if name == "wideload" else " x ".join(map(str, check.shape))
+            table.add_row(label, name, *(f"{count:,}" for count in counts))
+    _print(f"Steps of bf16 from float64 rounded once; wideload by its {path}", table)
+
+
+def _print_kernels(kernels: Iterable[demos.CompiledKernel]) -> None:
+    table = _table(("", "arch", "kernel", "registers", "spilled", "16-byte accesses", "B/element"), 3)
+    last = None
+    for kernel in kernels:
+        share = f"{kernel.num_wide_accesses} of {kernel.num_accesses}"
+        figures = (str(kernel.registers), str(kernel.spill_bytes), share, f"{kernel.bytes_per_element:.2f}")
+        table.add_row(kernel.case if kernel.case != last else "", kernel.arch, kernel.family, *figures)
+        last = kernel.case
+    _print("Kernels, from ptxas' report and the SASS of the path that inner blocks take", table)
+
+
+def _print_timings(timings: Sequence[demos.Timing]) -> None:
+    table = _table(("", "", "us", "GB/s", "of copy"), 2)
+    for timing in timings:
+        for name, time_us in (("wideload", timing.wideload_us), ("torch eager", timing.torch_eager_us), ("device copy", timing.copy_us)):
+            gbps = timing.minimal_nbytes / time_us * _US_PER_S / _BYTES_PER_GB
+            share = f"{timing.copy_us / time_us:.2f}"
+            table.add_row(timing.case if name == "wideload" else "", name, f"{time_us:.1f}", f"{gbps:,.0f}", share)
+        if timing.least_time_us is not None:
+            table.add_row("", "least (computed)", f"{timing.least_time_us:.1f}", "", "")
+    first = timings[0]
+    _print(f"Time (measured): {first.tokens:,} tokens, cold L2, median of {first.num_repeats}", table)
+
+
+def _print_bounds(bounds: Sequence[demos.Bound]) -> None:
+    table = _table(("", "GB/s", *(f"{bound.case}, us" for bound in bounds)), 1)
+    for rows in zip(*(bound.least_times for bound in bounds), strict=True):
+        table.add_row(rows[0].gpu, f"{rows[0].memory_bandwidth_gbps:,.0f}", *(f"{row.time_us:,.1f}" for row in rows))
+    _print(f"Least time (computed): bytes / nominal bandwidth, {bounds[0].tokens:,} tokens", table)
