@@ -50,14 +50,14 @@ _thread = _ThreadState()
 
 
 class LoadedKernel:
-    """A kernel ready to launch with a fixed grid; loading is lazy in the driver, and serves every device of its architecture."""
+    """A kernel ready to launch as ``grid`` blocks of ``threads``; loading is lazy, and serves every device of its architecture."""
 
     __slots__ = ("_config", "_kernel", "_launch", "_stream_type")
 
-    def __init__(self, cubin: Cubin, grid: int) -> None:
+    def __init__(self, cubin: Cubin, grid: int, threads: int = THREADS) -> None:
         core = _core()
         self._kernel = _load(cubin)
-        self._config = core.LaunchConfig(grid=grid, block=THREADS)
+        self._config = core.LaunchConfig(grid=grid, block=threads)
         self._launch, self._stream_type = core.launch, core.Stream
 
     def launch(self, device: int, arguments: Sequence[int | float]) -> None:
