@@ -153,9 +153,9 @@ def test_a_kernel_that_is_not_there_is_named_with_those_that_are() -> None:
         compile_cubin(SCALE, arch="sm_90", name="sub")
 
 
-@pytest.mark.parametrize("arch", ["sm_70", "sm_999", "compute_90", "90", ""])
+@pytest.mark.parametrize("arch", ["sm_30", "sm_999", "compute_90", "90", ""])
 def test_an_architecture_that_nvrtc_does_not_know_is_refused_with_those_it_knows(arch: str) -> None:
-    with pytest.raises(CompileError, match=rf"NVRTC \d+\.\d+ does not know '{arch}'; it compiles for sm_75, .*sm_90"):
+    with pytest.raises(CompileError, match=rf"NVRTC \d+\.\d+ does not know '{arch}'; it compiles for .*sm_75, .*sm_90"):
         compile_cubin(SCALE, arch=arch, name="scale")
 
 
