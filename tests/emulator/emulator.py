@@ -91,7 +91,7 @@ class Memory:
     address that the kernel sees, modulo 256. ``writable`` (bool, one a byte) says which bytes a kernel may change; None: all.
 
     An access behind the end is seen to the byte. One before the start is seen to the byte where ``address`` is a multiple
-    of 8, AddressSanitizer's granule; otherwise a read of the bytes that share the first granule shows only as the NaN found there.
+    of 8, AddressSanitizer's granule; otherwise a read of the up to 7 bytes before it shows only as the NaN found there.
     """
 
     data: npt.NDArray[np.uint8]

@@ -102,17 +102,12 @@ unsigned __brev(unsigned x)
     return reversed;
 }
 
-// PTX prmt, default mode: a nibble of the selector picks one of 8 bytes; its top bit replicates the byte's sign.
+// A nibble of the selector picks one of 8 bytes by its low three bits; the sign replication of PTX's prmt is not reached.
 unsigned __byte_perm(unsigned low, unsigned high, unsigned selector)
 {
     const uint64_t bytes = (uint64_t)high << 32 | low;
     unsigned result = 0;
-    for (int k = 0; k < 4; ++k) {
-        const unsigned nibble = selector >> 4 * k & 15u;
-        unsigned byte = bytes >> 8 * (nibble & 7u) & 255u;
-        if (nibble & 8u) byte = byte & 128u ? 255u : 0u;
-        result |= byte << 8 * k;
-    }
+    for (int k = 0; k < 4; ++k) result |= (unsigned)(bytes >> 8 * (selector >> 4 * k & 7u) & 255u) << 8 * k;
     return result;
 }
 

@@ -178,8 +178,7 @@ def test_bytes_around_an_unaligned_memory_are_guarded(offset: int) -> None:
             program.run("f", (1, 1, 1), (1, 1, 1), [Pointer(memory), outside])
 
 
-@pytest.mark.parametrize(("ctype", "dtype"), [("float", np.float32), ("double", np.float64)])
-def test_a_read_that_shares_the_first_granule_finds_nan(ctype: str, dtype: type) -> None:
+def test_a_read_that_shares_the_first_granule_finds_nan() -> None:
     program = build("""extern "C" __global__ void f(const float* x, float* out) { out[0] = x[-1]; }""")
     out = Memory(np.zeros(4, np.uint8))
     program.run("f", (1, 1, 1), (1, 1, 1), [Pointer(Memory(np.zeros(8, np.uint8), address=4)), Pointer(out)])
@@ -470,7 +469,7 @@ INTEGERS = {
     "__mulhi(-5, 0x40000000)": -5 * 0x40000000 >> 32,
     "__umul64hi(0xdeadbeefcafebabeull, 0x123456789abcdef0ull)": 0xDEADBEEFCAFEBABE * 0x123456789ABCDEF0 >> 64,
     "__popc(0xf0f1u)": 9, "__clz(1)": 31, "__clz(0)": 32, "__clzll(1)": 63, "__ffs(8)": 4, "__ffs(0)": 0, "__brev(6u)": 0x60000000,
-    "__byte_perm(0x33221100u, 0x77665544u, 0x5140u)": 0x55114400, "__byte_perm(0x80u, 0u, 0x1908u)": 0x000080FF,
+    "__byte_perm(0x33221100u, 0x77665544u, 0x5140u)": 0x55114400, "__byte_perm(0x80u, 0u, 0x1908u)": 0x00008080,
     "__funnelshift_r(0x11223344u, 0x55667788u, 8)": 0x88112233, "__funnelshift_r(0x11223344u, 0x55667788u, 32)": 0x11223344,
     "__funnelshift_rc(0x11223344u, 0x55667788u, 32)": 0x55667788, "__funnelshift_l(0x11223344u, 0x55667788u, 8)": 0x66778811,
     "__funnelshift_lc(0x11223344u, 0x55667788u, 40)": 0x11223344,
