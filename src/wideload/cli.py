@@ -112,7 +112,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def _versions() -> dict[str, str]:
-    return {"wideload": wideload.__version__, "torch": torch.__version__, "NVRTC": "{}.{}".format(*nvrtc_version())}
+    return {"wideload": wideload.__version__, "torch": torch.__version__.partition("+")[0], "NVRTC": "{}.{}".format(*nvrtc_version())}
 
 
 @contextmanager

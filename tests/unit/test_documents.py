@@ -1,0 +1,232 @@
+"""README, docs and examples do what they say: every Python block runs, every output shown is the real one, every name is explained.
+
+``python -m tests.unit.test_documents`` from the root writes the real outputs into the documents; read the diff.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import runpy
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import wideload as wl
+from wideload.cli import app
+from wideload.ops_table import OPS
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+# A fenced block, or a part between <!-- name --> and <!-- end -->.
+_BLOCK = re.compile(
+    r"^```(?P<language>\w+)\n(?P<body>.*?)^```$|^<!-- (?P<part>[\w ]+) -->\n(?P<made>.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL
+)
+
+
+def by_name(path: Path) -> str:
+    return path.name
+
+
+# ---- rendering: a document with its outputs and tables replaced by the real ones
+
+
+def render(path: Path) -> str:
+    """The text of ``path`` as it is when every shown output and generated part is real. Its Python blocks share one namespace."""
+    text = path.read_text(encoding="utf-8")
+    pieces, position, printed, end_of_python = [], 0, "", -1
+    namespace: dict[str, Any] = {"__name__": "__document__"}
+    for block in _BLOCK.finditer(text):
+        made = block[0]
+        if block["language"] == "python":
+            printed, end_of_python = run_python(path, text, block, namespace), block.end()
+        elif block["language"] == "text" and not text[end_of_python : block.start()].strip():
+            made = f"```text\n{printed}```"
+        elif block["language"] == "console":
+            made = f"```console\n{run_console(block['body'])}```"
+        elif block["part"]:
+            made = f"<!-- {block['part']} -->\n{PARTS[block['part']]()}<!-- end -->"
+        pieces += [text[position : block.start()], made]
+        position = block.end()
+    return "".join([*pieces, text[position:]])
+
+
+def run_python(path: Path, text: str, block: re.Match[str], namespace: dict[str, Any]) -> str:
+    """What the block prints; errors and generated comments name its lines in the document."""
+    first_line = text.count("\n", 0, block.start("body"))
+    code = compile("\n" * first_line + block["body"], str(path), "exec")
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(code, namespace)
+    return printed.getvalue().replace(f"{ROOT}/", "")
+
+
+def run_console(body: str) -> str:
+    """The first line, ``$ wideload ...`` with an optional ``| head -N``, and what it prints."""
+    command = body.splitlines()[0]
+    found = re.fullmatch(r"\$ wideload (.*?)(?: \| head -(\d+))?", command)
+    assert found, f"a console block begins with `$ wideload ...`, not {command!r}"
+    result = CliRunner().invoke(app, found[1].split(), env={"COLUMNS": "80", "NO_COLOR": "1"})
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()[: int(found[2]) if found[2] else None]
+    return "\n".join([command, *(line.rstrip() for line in lines)]) + "\n"
+
+
+# ---- generated parts
+
+
+def _units(ulp: float) -> str:
+    return f"{ulp:g}"
+
+
+def bounds_table() -> str:
+    rows = [
+        f"| `{op.name}` | {_units(op.ulp[0])} | {_units(op.ulp[1])} | {'yes' if op.half else ''} | {'yes' if op.eager else ''} |\n"
+        for op in sorted(OPS.values(), key=lambda op: op.name)
+        if any(op.ulp)
+    ]
+    return "".join(["| op | fp32 | fp64 | half tier | own eager form |\n", "|---|---|---|---|---|\n", *rows])
+
+
+def exact_ops() -> str:
+    names = sorted(op.name for op in OPS.values() if "float" in op.cuda and not any(op.ulp) and not op.name.startswith("full_like_"))
+    return f"{', '.join(f'`{name}`' for name in names)}\n"
+
+
+def layers_table() -> str:
+    """The layers of the import contract, lowest first, with the modules that exist."""
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
+    rows = []
+    for number, layer in enumerate(reversed(contract["layers"])):
+        names = [
+            name for name in re.findall(r"\w+", layer) if any((ROOT / "src/wideload" / file).exists() for file in (f"{name}.py", name))
+        ]
+        if names:
+            rows.append(f"| {number} | {', '.join(f'`{name}`' for name in names)} |\n")
+    return "".join(["| layer | modules |\n", "|---|---|\n", *rows])
+
+
+PARTS: dict[str, Callable[[], str]] = {"bounds": bounds_table, "exact ops": exact_ops, "layers": layers_table}
+
+
+# ---- comparing
+
+_NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
+
+
+def assert_shown(shown: str, real: str) -> None:
+    """Equal line by line; in what commands print, numbers may differ by a tenth or by 4.
+
+    Registers and counts of rounded results hang on versions and machines; an invented figure still fails.
+    """
+    in_console = False
+    for number, (shown_line, real_line) in enumerate(zip(shown.splitlines(), real.splitlines(), strict=True), start=1):
+        in_console = shown_line == "```console" or (in_console and shown_line != "```")
+        if in_console and re.sub(r" +", " ", _NUMBER.sub("#", shown_line)) == re.sub(r" +", " ", _NUMBER.sub("#", real_line)):
+            pairs = zip(_numbers(shown_line), _numbers(real_line), strict=True)
+            if all(abs(a - b) <= max(4, 0.1 * abs(b)) for a, b in pairs):
+                continue
+        if shown_line != real_line:
+            raise AssertionError(
+                f"line {number} shows\n  {shown_line}\nbut it is\n  {real_line}\n(python -m tests.unit.test_documents writes it)"
+            )
+
+
+def _numbers(line: str) -> list[float]:
+    return [float(number.replace(",", "")) for number in _NUMBER.findall(line)]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=by_name)
+def test_documents_show_what_is_real(path: Path) -> None:
+    shown, real = path.read_text(encoding="utf-8"), render(path)
+    assert shown.count("\n") == real.count("\n"), f"{path.name} is not what `python -m tests.unit.test_documents` writes"
+    assert_shown(shown, real)
+
+
+@pytest.mark.parametrize(
+    ("shown", "real"),
+    [
+        ("```text\n4.0\n```", "```text\n4.1\n```"),  # exact outside the console
+        ("```console\n$ wideload x\n100 registers\n```", "```console\n$ wideload x\n32 registers\n```"),
+        ("```console\n$ wideload x\n32 registers\n```", "```console\n$ wideload x\n32 spills\n```"),
+        ("| `exp` | 1 |", "| `exp` | 2 |"),
+    ],
+)
+def test_invented_output_is_refused(shown: str, real: str) -> None:
+    with pytest.raises(AssertionError, match="but it is"):
+        assert_shown(shown, real)
+
+
+def test_console_numbers_have_some_play() -> None:
+    assert_shown("```console\n34 registers, 2,015,258\n```", "```console\n32 registers, 2,015,259\n```")
+
+
+def test_rendering_finds_a_wrong_output(tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    path.write_text("```python\nx = 2\nprint(x)\n```\n\n```text\n3\n```\n\n```python\nprint(x + 2)\n```\n```text\n```\n")
+    assert render(path) == "```python\nx = 2\nprint(x)\n```\n\n```text\n2\n```\n\n```python\nprint(x + 2)\n```\n```text\n4\n```\n"
+
+
+def test_a_block_that_raises_fails(tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    path.write_text("text\n\n```python\nprint(undefined)\n```\n")
+    with pytest.raises(NameError, match="undefined"):
+        render(path)
+
+
+# ---- examples
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=by_name)
+def test_examples_run(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(path), run_name="__main__")
+    assert capsys.readouterr().out.strip()
+
+
+def test_there_are_examples() -> None:
+    assert len(EXAMPLES) >= 3
+    assert {path.name for path in DOCUMENTS} >= {"README.md", "architecture.md", "numerics.md"}
+
+
+# ---- names and links
+
+
+def unexplained(names: list[str], text: str) -> list[str]:
+    """Those that do not stand in code type, alone, called, or after ``wl.``."""
+    return [name for name in names if not re.search(rf"`[^`\n]*\b{name}\b[^`\n]*`", text)]
+
+
+def test_every_public_name_is_explained() -> None:
+    text = "\n".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
+    assert unexplained([f"wl.{name}" for name in wl.__all__ if name != "WideloadError"] + ["WideloadError"], text) == []
+    assert unexplained(list(wl.ops.__all__), text) == []
+    assert unexplained(["wl.nothing"], text) == ["wl.nothing"]
+
+
+def links(path: Path) -> Iterator[str]:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text(encoding="utf-8")):
+        if "://" not in target:
+            yield target
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=by_name)
+def test_links_lead_somewhere(path: Path) -> None:
+    assert [target for target in links(path) if not (path.parent / target).exists()] == []
+
+
+def test_the_commands_of_the_readme_are_targets() -> None:
+    commands = re.findall(r"^make (\w+)", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert commands == ["demo", "test"]
+    assert set(commands) <= set(targets)
+
+
+if __name__ == "__main__":
+    for document in DOCUMENTS:
+        document.write_text(render(document), encoding="utf-8")
