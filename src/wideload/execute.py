@@ -18,6 +18,7 @@ from wideload.expr import Expr, Numerics, evaluate_host
 from wideload.launch import LoadedKernel, device_arch
 from wideload.lower import ScalarParameter
 from wideload.plan import ACCESS_BYTES, KernelPlan, Operand, Target, plan_kernels
+from wideload.promotion import infer_dtype
 from wideload.replay import NodeLayout
 
 __all__ = ["Launch", "alignment_of", "describe_operand", "kernel_arguments", "prepare_launches", "run_launches"]
@@ -96,7 +97,10 @@ def _by_value(tensor: torch.Tensor) -> int | float:
 
 
 def scalar_argument(parameter: ScalarParameter, scalars: tuple[Any, ...]) -> int | float:
-    """The runtime scalar's value for this call, checked against the kind and the range that the kernel was made for."""
+    """The runtime scalar's value for this call.
+
+    Raises ``TraceError`` where it is no longer of the kind that was traced, ``DtypeError`` where torch refuses an int of this size.
+    """
     value = evaluate_host(parameter.value, scalars)
     if parameter.kind is int:
         if type(value) is not int:
@@ -106,5 +110,9 @@ def scalar_argument(parameter: ScalarParameter, scalars: tuple[Any, ...]) -> int
             )
         if not -(1 << 63) <= value < 1 << 63:
             raise TraceError(f"{parameter.name} is {value}, which does not fit in 64 bits, as torch requires of an int. Pass a float.")
+        for check in parameter.checks:
+            if not check.low <= value <= check.high:
+                samples = (*check.samples[: check.position], (int, repr(value)), *check.samples[check.position + 1 :])
+                infer_dtype(check.op, samples, torch.get_default_dtype())
         return value
     return float(value)

@@ -52,11 +52,11 @@ _thread = _ThreadState()
 class LoadedKernel:
     """A kernel ready to launch as ``grid`` blocks of ``threads``; loading is lazy, and serves every device of its architecture."""
 
-    __slots__ = ("_config", "_kernel", "_launch", "_stream_type")
+    __slots__ = ("_config", "_kernel", "_launch", "_library", "_stream_type")
 
     def __init__(self, cubin: Cubin, grid: int, threads: int = THREADS) -> None:
         core = _core()
-        self._kernel = _load(cubin)
+        self._library, self._kernel = _load(cubin)  # the kernel alone would not keep its library loaded
         self._config = core.LaunchConfig(grid=grid, block=threads)
         self._launch, self._stream_type = core.launch, core.Stream
 
@@ -80,5 +80,6 @@ class LoadedKernel:
 
 
 @functools.cache
-def _load(cubin: Cubin) -> Any:
-    return _core().ObjectCode.from_cubin(cubin.code).get_kernel(cubin.name)
+def _load(cubin: Cubin) -> tuple[Any, Any]:
+    library = _core().ObjectCode.from_cubin(cubin.code)
+    return library, library.get_kernel(cubin.name)

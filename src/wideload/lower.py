@@ -15,9 +15,10 @@ import torch
 from wideload.dtypes import Kind, ScalarType, is_half, scalar_type
 from wideload.errors import DtypeError
 from wideload.expr import Apply, Cast, Const, Expr, HostValue, Load, Location, Node, Number, Numerics
-from wideload.promotion import operand_dtypes
+from wideload.ops_table import Op
+from wideload.promotion import Sample, operand_dtypes, sample_of
 
-__all__ = ["Parameter", "Program", "Result", "ScalarParameter", "Statement", "Store", "lower_expr"]
+__all__ = ["Parameter", "Program", "RangeCheck", "Result", "ScalarParameter", "Statement", "Store", "lower_expr"]
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,27 @@ class Parameter:
 
 
 @dataclass(frozen=True)
+class RangeCheck:
+    """A runtime int enters ``op`` as operand ``position`` in an integer type that holds ``low`` to ``high``.
+
+    Outside, torch wraps in some ops and refuses in others: ask it, with ``samples`` for the other operands.
+    """
+
+    op: Op
+    samples: tuple[Sample, ...]
+    position: int
+    low: int
+    high: int
+
+
+@dataclass(frozen=True)
 class ScalarParameter:
     """A runtime scalar: passed as ``long long`` or ``double``, whatever its use, so that its value never recompiles."""
 
     value: HostValue
     kind: type
     name: str
+    checks: tuple[RangeCheck, ...] = ()
 
     @property
     def ctype(self) -> str:
@@ -92,6 +108,8 @@ _RESERVED = frozenset(
     """.split()
 )
 """C++'s and CUDA's own words. Functions need no place here: the table's calls begin with ``::``."""
+_KERNELS_OWN = re.compile(r"n|i|k|first|is_full|(at|rest|size|multiplier|shift)\d+|\w+_(v|at|data|value|stride\d+|element)|__\w*")
+"""What the kernels of emit/ call their own variables; a runtime scalar keeps its name there."""
 
 
 class _Names:
@@ -102,7 +120,7 @@ class _Names:
 
     def take(self, wanted: str) -> str:
         base = re.sub(r"\W|^(?=\d)", "_", wanted, flags=re.ASCII)
-        base = f"{base}_" if base in _RESERVED else base
+        base = f"{base}_" if base in _RESERVED or _KERNELS_OWN.fullmatch(base) else base
         name, count = base, 1
         while name in self._taken:
             count += 1
@@ -140,7 +158,11 @@ class _Lowering:
                     raise DtypeError(
                         f"{self._expr.name} takes a complex number, which CUDA kernels of wideload do not compute yet. Use a real number."
                     )
-                scalars.append(ScalarParameter(node.value, node.kind, self._names.take(getattr(node.value, "name", "number"))))
+                scalars.append(
+                    ScalarParameter(
+                        node.value, node.kind, self._names.take(getattr(node.value, "name", "number")), self._range_checks(number)
+                    )
+                )
                 self._values[number] = scalars[-1].name
         for number in self._needed_in_order((Apply, Cast)):
             node = nodes[number]
@@ -152,6 +174,17 @@ class _Lowering:
         results = tuple(self._result(position, store) for position, store in enumerate(self._stores))
         heavy = any(isinstance(node := nodes[number], Apply) and node.op.heavy for number in self._needed)
         return Program(self._expr.name, tuple(parameters), tuple(scalars), tuple(statements), results, heavy)
+
+    def _range_checks(self, scalar: int) -> tuple[RangeCheck, ...]:
+        checks = []
+        for number in self._needed_in_order((Apply,)):
+            node = self._expr.nodes[number]
+            assert isinstance(node, Apply)
+            for position, (operand, to) in enumerate(zip(node.operands, operand_dtypes(self._expr.nodes, node), strict=True)):
+                if operand == scalar and to is not None and to not in (torch.bool, torch.int64) and not to.is_floating_point:
+                    samples, limits = tuple(sample_of(self._expr.nodes[i]) for i in node.operands), torch.iinfo(to)
+                    checks.append(RangeCheck(node.op, samples, position, limits.min, limits.max))
+        return tuple(checks)
 
     def _needed_in_order(self, kinds: tuple[type, ...]) -> list[int]:
         return [number for number in sorted(self._needed) if isinstance(self._expr.nodes[number], kinds)]

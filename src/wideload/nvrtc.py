@@ -116,7 +116,9 @@ def _compile(source: str, *, arch: str, name: str, fma: bool, lineinfo: bool) ->
 
     log = io.StringIO()
     file_name = f"/wideload/{name}.cu"  # absolute: NVRTC puts a relative name behind the working directory
-    options = ProgramOptions(name=file_name, arch=arch, std="c++17", fma=fma, lineinfo=lineinfo, ptxas_options="-v")
+    # NVRTC 13 may answer from a cache of its own, and then ptxas reports nothing; NVRTC 12 has neither the cache nor the option.
+    no_cache = nvrtc_version() >= (13, 0)
+    options = ProgramOptions(name=file_name, arch=arch, std="c++17", fma=fma, lineinfo=lineinfo, ptxas_options="-v", no_cache=no_cache)
     try:
         program = Program(source, "c++", options)
         code: bytes = program.compile("cubin", logs=log).code

@@ -43,7 +43,8 @@ class Op:
 
     ``ulp`` bounds the difference from the correctly rounded result of fp32 and fp64, in units in the last place (0: correctly
     rounded); where terms of either sign are added (``lerp``, ``addcmul``, ...) in those of the largest term. The figures of
-    CUDA's own functions are from the CUDA Programming Guide 13, appendix "Mathematical Functions". ``reference`` replaces
+    CUDA's own functions are from the CUDA C++ Programming Guide, "Mathematical Functions", those of the rest are worked out from
+    them: a term is added for each rounding. Numbers that torch gives a default have it. ``reference`` replaces
     ``torch`` where torch's own fp32 formula on the CPU breaks the bound. ``heavy`` marks expressions long enough that
     a kernel should hold them once. ``keeps_format`` marks results in the memory format of the first operand: copies, and
     constants of its shape. ``converts_first`` marks ops that copy operands of another dtype before they iterate, also on CUDA.
@@ -496,7 +497,7 @@ _row(
     # ATen computes these in the half type itself.
     eager="{exponent} == 3 ? {round}({input} * {input}) * {input} : {exponent} == -2 ? 1 / {round}({input} * {input}) : "
     "::power_number({input}, {round}({exponent}))",
-    ulp=(4, 2),
+    ulp=(4, 3),
     heavy=True,
 )
 _op("float_power", "input exponent", torch.float_power, floating="::power({input}, {exponent})", ulp=(4, 2), heavy=True)
@@ -575,17 +576,17 @@ _op(
     lambda input, tensor1, tensor2, value: torch.addcmul(input, tensor1, tensor2, value=value),
     floating="::fma({value} * {tensor1}, {tensor2}, {input})",
     integer="::wrap_add({input}, ::wrap_mul(::wrap_mul({value}, {tensor1}), {tensor2}))",
-    ulp=(1, 1),
+    ulp=(2, 2),
 )
 _op(
     "addcdiv",
     "input tensor1 tensor2 *value=1",
     lambda input, tensor1, tensor2, value: torch.addcdiv(input, tensor1, tensor2, value=value),
     floating="::fma({value}, {tensor1} / {tensor2}, {input})",
-    ulp=(1, 1),
+    ulp=(2, 2),
 )
-_op("logaddexp", "input other", torch.logaddexp, floating="::log_add_exp({input}, {other})", ulp=(3, 3))
-_op("logaddexp2", "input other", torch.logaddexp2, floating="::log_add_exp2({input}, {other})", ulp=(3, 3))
+_op("logaddexp", "input other", torch.logaddexp, floating="::log_add_exp({input}, {other})", ulp=(5, 5))
+_op("logaddexp2", "input other", torch.logaddexp2, floating="::log_add_exp2({input}, {other})", ulp=(5, 5))
 _op("xlogy", "input other", torch.xlogy, floating="::x_log_y({input}, {other})", ulp=(3, 3))
 _op("xlog1py", "input other", torch.special.xlog1py, floating="::x_log1p_y({input}, {other})", ulp=(3, 3))
 
@@ -604,18 +605,18 @@ _op(
     half="::half_sigmoid({input})",
     eager="1 / (1 + ::exp(-{input}))",
     reference=_in_double(torch.sigmoid),
-    ulp=(4, 3),
+    ulp=(6, 4),
 )
 _op(
     "silu",
     "input",
     F.silu,
     inplace=True,
-    floating="::times_sigmoid({input}, {input})",
+    floating="::silu({input})",
     half="::half_silu({input})",
     eager="{input} / (1 + ::exp(-{input}))",
     reference=_in_double(F.silu),
-    ulp=(5, 4),
+    ulp=(7, 5),
 )
 _row(
     "gelu",
@@ -625,7 +626,7 @@ _row(
     half="::half_gelu({input})",
     eager="::gelu_eager({input})",
     reference=_in_double(lambda input: input * torch.special.erfc(input * -math.sqrt(0.5)) / 2),
-    ulp=(12, 12),
+    ulp=(18, 16),
 )
 _row(
     "gelu_tanh",
@@ -635,7 +636,7 @@ _row(
     half="::half_gelu_tanh({input})",
     eager="::gelu_tanh_eager({input})",
     reference=_in_double(_gelu_tanh_reference),
-    ulp=(6, 6),
+    ulp=(9, 7),
 )
 _op(
     "mish",
@@ -646,7 +647,7 @@ _op(
     half="::half_mish({input})",
     eager="{input} * ::tanh(::log1p(::exp({input})))",
     reference=_in_double(F.mish),
-    ulp=(7, 7),
+    ulp=(9, 7),
 )
 _op(
     "softplus",
@@ -655,9 +656,9 @@ _op(
     floating="::softplus({input}, {beta}, {threshold})",
     half="::half_softplus({input}, {beta}, {threshold})",
     eager="{input} * {beta} > {threshold} ? {input} : ::log1p(::exp({input} * {beta})) / {beta}",
-    ulp=(4, 4),
+    ulp=(7, 5),
 )
-_op("logsigmoid", "input", F.logsigmoid, floating="::log_sigmoid({input})", ulp=(4, 4))
+_op("logsigmoid", "input", F.logsigmoid, floating="::log_sigmoid({input})", ulp=(7, 5))
 _op("relu", "input", F.relu, inplace=True, floating="{input} <= 0 ? 0 : {input}", signed="{input} < 0 ? 0 : {input}", unsigned="{input}")
 _op(
     "hardtanh",
@@ -673,8 +674,8 @@ _op(
     inplace=True,
     floating="{input} > 0 ? {input} : {input} * {negative_slope}",
 )
-_op("elu", "input alpha=1.0", F.elu, inplace=True, floating="{input} > 0 ? {input} : ::expm1({input}) * {alpha}", ulp=(2, 2))
-_op("selu", "input", F.selu, inplace=True, floating="::selu({input})", eager="::selu_eager({input})", ulp=(3, 3))
+_op("elu", "input alpha=1.0", F.elu, inplace=True, floating="{input} > 0 ? {input} : ::expm1({input}) * {alpha}", ulp=(3, 3))
+_op("selu", "input", F.selu, inplace=True, floating="::selu({input})", eager="::selu_eager({input})", ulp=(4, 4))
 _op(
     "celu",
     "input alpha=1.0",
@@ -682,7 +683,7 @@ _op(
     inplace=True,
     floating="{input} > 0 ? {input} : ::expm1({input} / {alpha}) * {alpha}",
     eager="{input} > 0 ? {input} : ::expm1({input} * (1 / {alpha})) * {alpha}",
-    ulp=(3, 3),
+    ulp=(4, 4),
 )
 _op(
     "hardswish",
@@ -691,7 +692,7 @@ _op(
     inplace=True,
     floating="{input} * ::hard_sigmoid({input})",
     eager="::hard_swish_eager({input})",
-    ulp=(2, 2),
+    ulp=(3, 3),
 )
 _op(
     "hardsigmoid",
@@ -700,14 +701,14 @@ _op(
     inplace=True,
     floating="::hard_sigmoid({input})",
     eager="::hard_sigmoid_eager({input})",
-    ulp=(1, 1),
+    ulp=(2, 2),
 )
 _op("hardshrink", "input lambd=0.5", F.hardshrink, floating="{input} >= -{lambd} && {input} <= {lambd} ? 0 : {input}")
 _op(
     "softshrink",
     "input lambd=0.5",
     F.softshrink,
-    floating="{input} > {lambd} ? {input} - {lambd} : {input} < -{lambd} ? {input} + {lambd} : {input} * 0",
+    floating="{input} > {lambd} ? {input} - {lambd} : {input} < -{lambd} ? {input} + {lambd} : {input} != {input} ? {input} : 0",
 )
 _op("threshold", "input threshold value", F.threshold, inplace=True, number="{input} <= {threshold} ? {value} : {input}")
 

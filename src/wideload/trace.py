@@ -113,7 +113,7 @@ _INSTALLED = sysconfig.get_paths()["purelib"]  # packages may lie inside the sta
 
 
 def _user_location() -> Location | None:
-    """The innermost line of the function being traced, or of one that it calls, that is neither torch's, the standard library's nor ours."""
+    """The innermost line of the function being traced, or of one that it calls, outside torch, the standard library and the engine."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code is not trace_function.__code__:
         file = frame.f_code.co_filename

@@ -1,9 +1,8 @@
-// One access of N elements. The widest operand's is 16 bytes, the widest that sm_75 to sm_90 have; narrower operands
-// take as many elements in fewer bytes.
+// N elements of one operand: one access of up to 16 bytes, the widest that sm_75 to sm_90 have, or several of 16.
 
-template <class T, int N> struct alignas(sizeof(T) * N) vec { T at[N]; };
+template <class T, int N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) vec { T at[N]; };
 
-// One load of sizeof(T) * N bytes; `p` must be aligned to them.
+// A load of sizeof(T) * N bytes; `p` must be aligned as a vec is.
 template <int N, class T> DEVICE vec<T, N> load_vector(const T* p) { return *reinterpret_cast<const vec<T, N>*>(p); }
 
 // N single loads, for an operand that is not aligned.
@@ -21,7 +20,7 @@ template <> struct packed<boolean> { typedef boolean word; static const int elem
 template <> struct packed<bf16> { typedef unsigned word; static const int elements = 2; DEVICE unsigned from(const float* x) { return bf16_word(x[0], x[1]); } };
 template <> struct packed<f16> { typedef unsigned word; static const int elements = 2; DEVICE unsigned from(const float* x) { return f16_word(x[0], x[1]); } };
 
-// One store of sizeof(T) * N bytes; `p` must be aligned to them, and N even for halves.
+// A store of sizeof(T) * N bytes; `p` must be aligned as a vec is, and N even for halves.
 template <class T, class C, int N> DEVICE void store_vector(T* p, const C (&x)[N])
 {
     typedef packed<T> P;
@@ -56,6 +55,6 @@ template <class T, class C, int N> DEVICE void store_some(T* p, long long i, lon
 }
 
 // Division by multiply and shift: exact for every numerator below 2^31 (2^63); multiplier and shift as layout.magic_divisor gives them.
-DEVICE unsigned divide_u31(unsigned n, unsigned long long multiplier, unsigned shift) { return (unsigned)((n * multiplier) >> shift); }
+DEVICE unsigned divide_u31(unsigned n, unsigned multiplier, unsigned shift) { return (unsigned)(((unsigned long long)n * multiplier) >> shift); }
 
 DEVICE unsigned long long divide_u63(unsigned long long n, unsigned long long multiplier, unsigned shift) { return (__umul64hi(n, multiplier) + n) >> shift; }
