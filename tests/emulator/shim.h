@@ -109,19 +109,14 @@ inline double __ll2double_rn(long long x) { return (double)x; }
 inline double __ull2double_rn(unsigned long long x) { return (double)x; }
 inline float __double2float_rn(double x) { return (float)x; }
 
-// The PTX that the prelude wraps.
-unsigned short f16_bits(float);
-float f16_value(unsigned short);
-unsigned f16_word(float low, float high);
-unsigned bf16_word(float low, float high);
-float ex2_approx(float);
-float lg2_approx(float);
-float rcp_approx(float);
-float sqrt_approx(float);
-float rsqrt_approx(float);
-float sin_approx(float);
-float cos_approx(float);
-float tanh_approx(float);
+// The PTX that the prelude wraps, under the prelude's names.
+unsigned short f16_bits(float);  // cvt.rn.f16.f32
+float f16_value(unsigned short);  // cvt.f32.f16
+unsigned f16_word(float low, float high);  // cvt.rn.f16x2.f32
+unsigned bf16_word(float low, float high);  // cvt.rn.bf16x2.f32
+float ex2_approx(float);  // ex2.approx.f32
+float lg2_approx(float);  // lg2.approx.ftz.f32
+float rcp_approx(float);  // rcp.approx.ftz.f32
 
 // Correctly rounded.
 inline float __fadd_rn(float x, float y) { return x + y; }
@@ -140,17 +135,13 @@ float __fmaf_rn(float, float, float);
 double __fma_rn(double, double, double);
 float __saturatef(float);
 
-// Approximate, within CUDA's stated bounds.
+// Approximate, within CUDA's stated bounds, but the last, which is correctly rounded.
 float __fdividef(float, float);
 float __expf(float);
 float __exp10f(float);
 float __logf(float);
 float __log2f(float);
 float __log10f(float);
-float __sinf(float);
-float __cosf(float);
-float __tanf(float);
-float __powf(float, float);
 float __frsqrt_rn(float);
 
 // The math library. CUDA declares each for float, under both names, and for double.
