@@ -79,7 +79,8 @@ class FusedFunction:
         self.__qualname__ = str(getattr(fn, "__qualname__", self.__name__))
         self.__doc__ = fn.__doc__
         self.__module__ = str(getattr(fn, "__module__", __name__))
-        self._kernel_name = "".join(c if c.isascii() and c.isalnum() else "_" for c in self.__name__).strip("_") or "fused"
+        name = "".join(c if c.isascii() and c.isalnum() else "_" for c in self.__name__).strip("_") or "fused"
+        self._kernel_name = f"fused_{name}" if name[0].isdigit() else name
         self._signature = _signature_of(fn)
         parameters = list(self._signature.parameters) if self._signature else []
         unknown = self._static.difference(parameters) if self._signature else ()
@@ -178,6 +179,7 @@ class FusedFunction:
         if self._signature is None:
             positional = [self._enter(call, f"x{position}", value) for position, value in enumerate(args)]
             call.spec = (tuple(positional), {name: self._enter(call, name, value) for name, value in kwargs.items()})
+            call.key.append((len(args), tuple(kwargs)))
         else:
             try:
                 bound = self._signature.bind(*args, **kwargs)
@@ -281,10 +283,10 @@ class FusedFunction:
     def _evaluate(self, call: _Call, traced: Traced) -> list[torch.Tensor]:
         """Results by the reference, in the strides that eager gives."""
         grad = _wants_grad(call.tensors)
+        layouts, _ = self._result_layouts(call, traced)  # first: it refuses shapes that do not broadcast
         results = evaluate_expr(
             traced.expr, traced.expr.outputs, call.tensors, tuple(call.scalars), numerics=self._options.numerics, differentiable=grad
         )
-        layouts, _ = self._result_layouts(call, traced)
         return [
             result if result.stride() == layout.strides or grad else _restrided(result, layout)
             for result, layout in zip(results, layouts, strict=True)
@@ -331,7 +333,10 @@ class FusedFunction:
             for tensor in outs:
                 torch.autograd.graph.increment_version(tensor)
         elif call.device.type == "cpu":
-            for tensor, value in zip(outs, self._evaluate(call, traced), strict=True):
+            values = self._evaluate(call, traced)
+            if is_in_place and len(outs) > 1:  # a result may be an argument that an earlier copy overwrites
+                values = [value.clone() for value in values]
+            for tensor, value in zip(outs, values, strict=True):
                 tensor.copy_(value)
         return out
 

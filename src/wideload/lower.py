@@ -104,12 +104,16 @@ _RESERVED = frozenset(
     default delete do double dynamic_cast else enum explicit export extern false final float for friend goto if inline int long mutable
     namespace new noexcept not not_eq nullptr operator or or_eq override private protected public register reinterpret_cast requires
     return short signed sizeof static static_assert static_cast struct switch template this throw true try typedef typeid typename union
-    unsigned using virtual void volatile wchar_t while xor xor_eq threadIdx blockIdx blockDim gridDim warpSize
+    unsigned using virtual void volatile wchar_t while xor xor_eq thread_local char16_t char32_t NULL
+    threadIdx blockIdx blockDim gridDim warpSize DEVICE FUNCTION
     """.split()
 )
-"""C++'s and CUDA's own words. Functions need no place here: the table's calls begin with ``::``."""
-_KERNELS_OWN = re.compile(r"n|i|k|first|is_full|(at|rest|size|multiplier|shift)\d+|\w+_(v|at|data|value|stride\d+|element)|__\w*")
-"""What the kernels of emit/ call their own variables; a runtime scalar keeps its name there."""
+"""C++'s and CUDA's own words, and the prelude's macros. Functions need no place here: the table's calls begin with ``::``."""
+_KERNELS_OWN = re.compile(
+    r"n|i|k|first|is_full|(at|rest|size|multiplier|shift)\d+|\w+_(v|at|data|value|stride\d+|element)|__\w*"
+    r"|vec|f16|bf16|boolean|(load|store|round)_\w+|widen|narrow_to|convert|divide_u\d+"
+)
+"""What the kernels of emit/ call their own variables, where a runtime scalar keeps its name, and the prelude's names that they use."""
 
 
 class _Names:

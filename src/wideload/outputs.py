@@ -39,7 +39,7 @@ def check_outputs(
         raise GradError(
             "out= does not support automatic differentiation, but a tensor requires grad. Call under torch.no_grad(), or without out=."
         )
-    device = inputs[0][1].device if inputs else outs[0].device
+    device = next((t.device for _, t in inputs if t.device.type != "cpu" or t.ndim), inputs[0][1].device if inputs else outs[0].device)
     for out, name, layout, dtype in zip(outs, names, layouts, dtypes, strict=True):
         if tuple(out.shape) != layout.shape:
             raise LayoutError(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 
 from wideload.dtypes import dtype_name
@@ -228,6 +229,7 @@ class _Tensor:
     """Stands for a tensor while the function runs: what torch does with it is recorded."""
 
     __slots__ = ("_node", "_shape")
+    __array_ufunc__ = None  # a NumPy scalar on the left leaves the operator to this class
 
     def __init__(self, node: int, shape: tuple[int, ...]) -> None:
         self._node, self._shape = node, shape
@@ -316,7 +318,7 @@ def _operator(name: str) -> Callable[..., Any]:
     return method
 
 
-_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
+_BINARY = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
 for _name in (
     *(f"__{prefix}{name}__" for name in _BINARY for prefix in ("", "r", "i")),
     *("__neg__", "__pos__", "__abs__", "__invert__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"),
@@ -442,6 +444,7 @@ class _Tracer:
             raise LayoutError(f"{op.name}: {error} (at {_user_location()})") from None
 
     def _operand(self, op: Op, operand: Any) -> int:
+        operand = operand.item() if isinstance(operand, np.generic) else operand
         if isinstance(operand, _Tensor):
             return operand._node
         if isinstance(operand, _Scalar):
@@ -456,7 +459,7 @@ class _Tracer:
         _refuse(f"{op.name} takes tensors and numbers, not {type(operand).__name__}", "Pass a tensor or a Python number")
 
     def _add(self, node: Node) -> int:
-        key = (node, type(node.value), repr(node.value)) if isinstance(node, Const) else node
+        key = (node, type(node.value), repr(node.value)) if isinstance(node, Const | Number) else node  # 0.0 == -0.0, 1 == True
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = len(self.nodes)
@@ -485,7 +488,7 @@ class _Tracer:
 
     def _to(self, func: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any) -> Any:
         wanted = [*args, *(kwargs[key] for key in ("dtype", "other") if key in kwargs)]
-        dtypes = [x.dtype if isinstance(x, _Tensor) else x for x in wanted if isinstance(x, (torch.dtype, _Tensor))]
+        dtypes = [x if isinstance(x, torch.dtype) else x.dtype for x in wanted if isinstance(x, (torch.dtype, torch.Tensor, _Tensor))]
         moved = [x for x in (*args, kwargs.get("device")) if isinstance(x, (str, int, torch.device)) and not isinstance(x, bool)]
         for device in moved:
             if isinstance(device, int) or torch.device(device).type != self.device.type:
