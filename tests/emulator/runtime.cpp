@@ -3,11 +3,11 @@
 //
 // Built once without sanitizer instrumentation and linked with the sanitizers' runtime; only the kernels are instrumented.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <string>
 #include <vector>
 
@@ -385,7 +385,8 @@ static int run_to_barrier()
                     const auto place = [](const Fiber& fiber) {
                         return fiber.line ? "waits at the barrier of kernel.cu:" + std::to_string(fiber.line) : std::string("has returned");
                     };
-                    fail("divergent barrier: thread 0 of a block " + place(*fibers[0]) + ", thread " + std::to_string(k) + " " + place(*fibers[k]));
+                    fail("divergent barrier: thread 0 of a block " + place(*fibers[0]) + ", thread " + std::to_string(k) + " " +
+                         place(*fibers[k]));
                 }
             }
     return fibers[0]->line;

@@ -49,12 +49,18 @@ inline long long __double_as_longlong(double x) { return __builtin_bit_cast(long
 inline double __longlong_as_double(long long x) { return __builtin_bit_cast(double, x); }
 inline int __double2hiint(double x) { return (int)(__double_as_longlong(x) >> 32); }
 inline int __double2loint(double x) { return (int)__double_as_longlong(x); }
-inline double __hiloint2double(int high, int low) { return __longlong_as_double((long long)((unsigned long long)(unsigned)high << 32 | (unsigned)low)); }
+inline double __hiloint2double(int high, int low)
+{
+    return __longlong_as_double((long long)((unsigned long long)(unsigned)high << 32 | (unsigned)low));
+}
 
 // Integers.
 inline unsigned __umulhi(unsigned x, unsigned y) { return (unsigned)((unsigned long long)x * y >> 32); }
 inline int __mulhi(int x, int y) { return (int)((long long)x * y >> 32); }
-inline unsigned long long __umul64hi(unsigned long long x, unsigned long long y) { return (unsigned long long)((unsigned __int128)x * y >> 64); }
+inline unsigned long long __umul64hi(unsigned long long x, unsigned long long y)
+{
+    return (unsigned long long)((unsigned __int128)x * y >> 64);
+}
 inline long long __mul64hi(long long x, long long y) { return (long long)((__int128)x * y >> 64); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
@@ -64,10 +70,22 @@ inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __ffsll(long long x) { return __builtin_ffsll(x); }
 unsigned __brev(unsigned);
 unsigned __byte_perm(unsigned low, unsigned high, unsigned selector);
-inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) { return (unsigned)(((unsigned long long)high << 32 | low) >> (shift & 31)); }
-inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) { return (unsigned)(((unsigned long long)high << 32 | low) << (shift & 31) >> 32); }
-inline unsigned __funnelshift_rc(unsigned low, unsigned high, unsigned shift) { return shift >= 32 ? high : __funnelshift_r(low, high, shift); }
-inline unsigned __funnelshift_lc(unsigned low, unsigned high, unsigned shift) { return shift >= 32 ? low : __funnelshift_l(low, high, shift); }
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift)
+{
+    return (unsigned)(((unsigned long long)high << 32 | low) >> (shift & 31));
+}
+inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift)
+{
+    return (unsigned)(((unsigned long long)high << 32 | low) << (shift & 31) >> 32);
+}
+inline unsigned __funnelshift_rc(unsigned low, unsigned high, unsigned shift)
+{
+    return shift >= 32 ? high : __funnelshift_r(low, high, shift);
+}
+inline unsigned __funnelshift_lc(unsigned low, unsigned high, unsigned shift)
+{
+    return shift >= 32 ? low : __funnelshift_l(low, high, shift);
+}
 inline int abs(int x) { return __builtin_abs(x); }
 inline long long abs(long long x) { return __builtin_llabs(x); }
 inline long long llabs(long long x) { return __builtin_llabs(x); }
@@ -216,8 +234,14 @@ template <int... I> struct Indices {};
 
 template <class... P> struct Signature {
     static constexpr char kinds[] = {Parameter<P>::kind..., 0};
-    template <void (*kernel)(P...), int... I> static void unpack(const Slot* slots, Indices<I...>) { kernel(Parameter<P>::from(slots[I])...); }
-    template <void (*kernel)(P...)> static void run_thread(const Slot* slots) { unpack<kernel>(slots, Indices<__integer_pack((int)sizeof...(P))...>()); }
+    template <void (*kernel)(P...), int... I> static void unpack(const Slot* slots, Indices<I...>)
+    {
+        kernel(Parameter<P>::from(slots[I])...);
+    }
+    template <void (*kernel)(P...)> static void run_thread(const Slot* slots)
+    {
+        unpack<kernel>(slots, Indices<__integer_pack((int)sizeof...(P))...>());
+    }
 };
 template <class... P> Signature<P...> signature_of(void (*)(P...));
 
@@ -231,7 +255,8 @@ extern "C" char __stop_emulator_shared __attribute__((weak, visibility("hidden")
 
 #define EMULATOR_EXPORT extern "C" __attribute__((visibility("default")))
 #define EMULATOR_SIGNATURE(name) decltype(emulator::signature_of(&name))
-#define EMULATOR_KERNEL(name, has_barrier) {#name, EMULATOR_SIGNATURE(name)::kinds, &EMULATOR_SIGNATURE(name)::run_thread<&name>, has_barrier}
+#define EMULATOR_KERNEL(name, has_barrier) \
+    {#name, EMULATOR_SIGNATURE(name)::kinds, &EMULATOR_SIGNATURE(name)::run_thread<&name>, has_barrier}
 #define EMULATOR_TABLE(...) \
     EMULATOR_EXPORT const emulator::Kernel emulator_kernels[] = {__VA_ARGS__, {}}; \
     EMULATOR_EXPORT char* const emulator_shared_bytes[] = {&__start_emulator_shared, &__stop_emulator_shared};
