@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from dataclasses import replace
@@ -12,9 +13,10 @@ import torch
 
 from wideload.errors import DeviceError
 from wideload.gpus import MIN_COMPUTE_CAPABILITY, SM_LIMITS
-from wideload.measure import roofline as module
 from wideload.measure.roofline import Attributes, Figure, Roofline, find_ridges, nominal_bandwidth, roofline, table_bandwidth
 from wideload.measure.wall import MIXES, Ceiling, Wall
+
+module = importlib.import_module("wideload.measure.roofline")  # the package's attribute of this name may be the function
 
 H200 = Attributes("NVIDIA H200", "GPU-1", "580.159.04", (9, 0), 132, 1_980_000, 3_201_000, 6144)
 A100 = Attributes("NVIDIA A100-SXM4-80GB", "GPU-2", "580.159.04", (8, 0), 108, 1_410_000, 1_593_000, 5120)

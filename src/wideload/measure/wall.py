@@ -6,9 +6,9 @@ The kernels are a fixed set, written by hand in ``wall.cu``; it must not know wh
 from __future__ import annotations
 
 import functools
+import math
 import statistics
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Literal
@@ -18,6 +18,8 @@ import torch
 from wideload.cache import find_cubin
 from wideload.errors import DeviceError, LayoutError
 from wideload.launch import LoadedKernel, device_arch
+from wideload.measure.environment import GpuMonitor
+from wideload.measure.timing import WARM_UP_SECONDS, EventSampler, Flush, StopRule, collect, warm_up
 
 __all__ = [
     "FAULT_RATIO",
@@ -52,11 +54,6 @@ _BULK_SINCE_SM = 90
 _NBYTES = 2 << 30
 """Moved by each kernel: some 0.5 ms on an H200, 36 times its L2."""
 _NUM_SAMPLES = 30
-_WARM_UP_S = 0.2
-"""The clock of an H200 is stable after 150 ms."""
-_SPIN_CYCLES = 200_000
-"""100 us at 2 GHz, in which the host can enqueue what is timed; doubled as often as that takes longer, up to `_MAX_SPIN_CYCLES`."""
-_MAX_SPIN_CYCLES = _SPIN_CYCLES << 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +227,8 @@ def cuda_index(device: Any = None) -> int:
     """The index of a CUDA device, the current one for None. Raises ``DeviceError`` where there is none, or for another kind."""
     if not torch.cuda.is_available():
         raise DeviceError(
-            "bandwidth can only be measured on a CUDA device, and torch sees none. Run this on a machine with an NVIDIA GPU, its driver "
-            '(nvidia-smi lists it) and a CUDA build of torch; without one, explain(..., target="h200") reckons with nominal figures.'
+            "bandwidth can only be measured on a CUDA device, and torch sees none. Run this on a machine with an NVIDIA GPU, "
+            "its driver (nvidia-smi lists the GPU) and a CUDA build of torch (torch.version.cuda is not None)."
         )
     chosen = torch.device("cuda") if device is None else torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     if chosen.type != "cuda" or (chosen.index or 0) >= torch.cuda.device_count():
@@ -240,46 +237,20 @@ def cuda_index(device: Any = None) -> int:
 
 
 def time_cold(calls: Mapping[str, Callable[[], object]], device: int, num_samples: int = _NUM_SAMPLES) -> dict[str, tuple[float, ...]]:
-    """Time each call on the current stream of ``device``, in microseconds between two CUDA events; the calls take turns.
+    """Time each call on the current stream of ``device``, in microseconds between two CUDA events, with a cold L2; calls take turns.
 
-    Before each sample twice the L2 is overwritten; a spin keeps the GPU busy until the host has enqueued the whole call.
-    Raises ``DeviceError`` for a call that the host cannot get ahead of: one that waits for the GPU.
+    Raises ``DeviceError`` for a call whose host time could not be kept out of the samples: one that waits for the GPU.
     """
-    scratch = torch.empty(2 * torch.cuda.get_device_properties(device).L2_cache_size, dtype=torch.uint8, device=f"cuda:{device}")
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    spin_cycles = _SPIN_CYCLES
+    target = torch.device("cuda", device)
     with torch.cuda.device(device):
-        start, stop = (_timing_event() for _ in range(2))
-        _warm_up(calls.values())
-        for turn in range(num_samples):
-            for name, call in calls.items():
-                while True:
-                    scratch.fill_(turn % 251)
-                    torch.cuda._sleep(spin_cycles)  # type: ignore[no-untyped-call]
-                    start.record()
-                    call()
-                    stop.record()
-                    is_host_ahead = not start.query()
-                    torch.cuda.synchronize()
-                    if is_host_ahead:
-                        break
-                    if spin_cycles >= _MAX_SPIN_CYCLES:
-                        raise DeviceError(f"{name} takes the host more than {spin_cycles} GPU cycles to enqueue, or waits for the GPU")
-                    spin_cycles *= 2
-                samples[name].append(start.elapsed_time(stop) * 1e3)
-    return {name: tuple(times) for name, times in samples.items()}
-
-
-def _timing_event() -> Any:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
-def _warm_up(calls: Collection[Callable[[], object]]) -> None:
-    """Call each at least once, and all until the clock is stable."""
-    end = time.perf_counter() + _WARM_UP_S
-    while True:
-        for call in calls:
-            call()
-        torch.cuda.synchronize()
-        if time.perf_counter() >= end:
-            return
+        flush = Flush(target)
+        samplers = {name: EventSampler(call, flush) for name, call in calls.items()}
+        warm_up(list(samplers.values()), GpuMonitor(target).clock_mhz, WARM_UP_SECONDS)
+        rule = StopRule(precision=0.0, min_samples=num_samples, max_samples=num_samples, max_seconds=math.inf)
+        collected = collect(samplers, rule, seed=0)
+    exposed = [name for name, sampler in samplers.items() if not sampler.is_host_hidden]
+    if exposed:
+        raise DeviceError(
+            f"{', '.join(exposed)}: the GPU was idle before the host had enqueued the call: it waits for the GPU, or has too many kernels"
+        )
+    return {name: samples.samples_us for name, samples in collected.items()}
