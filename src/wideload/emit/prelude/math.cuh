@@ -153,14 +153,16 @@ template <class T> DEVICE T sigmoid(T x)
     return (x < 0 ? e : (T)1) / (1 + e);
 }
 
-// x * sigmoid(v); x and v have one sign.
-template <class T> DEVICE T times_sigmoid(T x, T v)
+// x * sigmoid(v + v_low); x and v have one sign.
+template <class T> DEVICE T times_sigmoid(T x, T v, T v_low)
 {
     const bool deep = v < -tail<T>::shift;
-    const T e = exp(deep ? v + tail<T>::shift : -fabs(v));
+    const T rough = exp(deep ? v + tail<T>::shift : -fabs(v)), e = fma(rough, v < 0 ? v_low : -v_low, rough);
     const T y = v < 0 ? x * e : x;
     return deep ? y * tail<T>::scale : y / (1 + e);
 }
+
+template <class T> DEVICE T silu(T x) { return times_sigmoid(x, x, (T)0); }
 
 // x * Phi(x). With a = |x|, Phi(-a) = erfcx(a / sqrt 2) / 2 * exp(-a^2 / 2), and a^2 is kept to twice the precision, as its
 // absolute error is the result's relative error. Phi(-64) is 0 in every type.
@@ -173,17 +175,16 @@ template <class T> DEVICE T gelu(T x)
     return x < 0 ? (deep ? x * q * tail<T>::scale : x * q) : x * (1 - (deep ? (T)0 : q));
 }
 
-// x * sigmoid(v), v = 2 sqrt(2 / pi) (x + 0.044715 x^3), which is 0.5 x (1 + tanh(v / 2)). For x < 0, v is kept to twice the
-// precision, as its absolute error is the result's relative error; at x = -32 the result is 0 in every type.
+// x * sigmoid(v), v = 2 sqrt(2 / pi) (x + 0.044715 x^3), which is 0.5 x (1 + tanh(v / 2)). v is kept to twice the precision, as
+// its absolute error is the result's relative error. Beyond |x| = 32, sigmoid(v) is 0 or 1 in every type.
 template <class T> DEVICE T gelu_tanh(T x)
 {
     constexpr T c1 = (T)1.5957691216057308, c3 = (T)0.071354816272600249;
     constexpr T c1_low = sizeof(T) == 4 ? (T)-4.534068042e-8 : (T)-9.969308809e-17, c3_low = sizeof(T) == 4 ? (T)2.398832396e-9 : (T)-6.175149918e-19;
-    const T a = fmax(x, (T)-32), s = a * a, q = c3 * s, p = q + c1, r = p - q;
+    const T a = fmin(fmax(x, (T)-32), (T)32), s = a * a, q = c3 * s, p = q + c1, r = p - q;
     const T p_low = (q - (p - r)) + (c1 - r) + fma(c3, s, -q) + fma(c3, fma(a, a, -s), fma(c3_low, s, c1_low));
-    const T v = a * p, v_low = fma(a, p_low, fma(a, p, -v));
-    const T y = times_sigmoid(x, v);
-    return v < 0 ? fma(y, v_low, y) : y;
+    const T v = a * p;
+    return times_sigmoid(x, v, fma(a, p_low, fma(a, p, -v)));
 }
 
 // tanh(log(1 + n)), n = exp(x), is w / (w + 2), w = n (n + 2); it is 1 for x > 20 in every type.
