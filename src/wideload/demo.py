@@ -5,20 +5,17 @@ Pure functions that give frozen results; it must not know how they are printed.
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 
 from wideload import ops
-from wideload.analyze.bound import least_time_us, least_times_us
-from wideload.errors import DeviceError
+from wideload.analyze.bound import least_times_us
 from wideload.fused import FusedFunction
-from wideload.gpus import Gpu, find_target
+from wideload.measure import BenchResult, bench
 from wideload.planned import PlannedKernel
 from wideload.sass import MAIN_PATH_MARKER, Access, accesses_by_line, main_path
 
@@ -60,9 +57,6 @@ MAX_STEPS = 1
 _SEED = 0
 _CHUNK_ROWS = 512  # rows compared at a time: float64 copies of the whole would take ten times the memory of the tensors
 _WIDE_BITS = 128
-_WARM_UP_S = 0.2  # until the clock is stable: 150 to 200 ms were needed on H200
-_REPEATS = 30
-_FLUSH_PER_L2 = 2  # bytes overwritten between two timings, for each byte of L2
 
 
 @dataclass(frozen=True)
@@ -70,6 +64,7 @@ class Case:
     """A function and what it is held against.
 
     Each of its ``inputs`` has ``columns`` columns; those in ``row_inputs`` are one row, the others have a row a token.
+    ``fused`` and ``eager`` take ``options`` besides.
     """
 
     name: str
@@ -103,7 +98,7 @@ CASES = (
         "bias + GELU",
         'gelu(x + bias, approximate="tanh")',
         ops.bias_gelu,
-        lambda x, bias: F.gelu(x + bias, approximate="tanh"),
+        lambda x, bias, approximate: F.gelu(x + bias, approximate=approximate),
         _exact_bias_gelu,
         HIDDEN_SIZE,
         ("x", "bias"),
@@ -148,7 +143,7 @@ def check_case(case: Case, tokens: int, device: torch.device, on_rows: Callable[
     ``on_rows`` is told the number of rows each time some have been compared.
     """
     inputs = _make_inputs(case, tokens, device)
-    results = case.fused(*inputs, **case.options), case.eager(*inputs)
+    results = case.fused(*inputs, **case.options), case.eager(*inputs, **case.options)
     counts = [[0, 0, 0, 0], [0, 0, 0, 0]]
     for start in range(0, tokens, _CHUNK_ROWS):
         rows = slice(start, min(start + _CHUNK_ROWS, tokens))
@@ -273,80 +268,25 @@ def bound_case(case: Case, tokens: int) -> Bound:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """GPU times from a cold L2, medians of ``num_repeats``, the contenders taking turns.
-
-    ``copy_us`` is a device-to-device copy that moves ``minimal_nbytes``; ``least_time_us`` is computed, None where the GPU is in no table.
-    """
+    """GPU times from a cold L2 of wideload, of eager torch, and of a device-to-device copy that moves as many bytes. Measured."""
 
     case: str
     tokens: int
-    device: str
-    minimal_nbytes: int
-    num_repeats: int
-    wideload_us: float
-    torch_eager_us: float
-    copy_us: float
-    least_time_us: float | None
+    result: BenchResult
     tag: Literal["measured"] = "measured"
 
 
 def time_case(case: Case, tokens: int, device: torch.device) -> Timing:
-    """Time ``case`` on the CUDA device ``device`` beside eager torch and a copy."""
+    """Time ``case`` on the CUDA device ``device``. Its results are not compared again: `check_case` has done so, more finely."""
     inputs = _make_inputs(case, tokens, device)
     nbytes = _minimal_nbytes(case, tokens)
     source = torch.randint(256, (nbytes // 2,), dtype=torch.uint8, device=device)  # read once and written once
     target = torch.empty_like(source)
-    medians_us = _median_times_us(
-        {
-            "wideload": lambda: case.fused(*inputs, **case.options),
-            "torch eager": lambda: case.eager(*inputs),
-            "copy": lambda: target.copy_(source),
-        },
-        device,
+    rivals = {"torch eager": case.eager, "device copy": lambda *_, **__: target.copy_(source)}
+    result = bench(
+        case.fused, *inputs, against=rivals, mode="cold", bytes=nbytes, check=False, name="wideload", device=device, **case.options
     )
-    name = torch.cuda.get_device_name(device)
-    gpu = _find_gpu(name)
-    return Timing(
-        case.name,
-        tokens,
-        name,
-        nbytes,
-        _REPEATS,
-        medians_us["wideload"],
-        medians_us["torch eager"],
-        medians_us["copy"],
-        None if gpu is None else least_time_us(nbytes, gpu),
-    )
-
-
-def _find_gpu(name: str) -> Gpu | None:
-    try:
-        return find_target(name).gpu
-    except DeviceError:
-        return None
-
-
-def _median_times_us(contenders: Mapping[str, Callable[[], Any]], device: torch.device) -> dict[str, float]:
-    l2_nbytes = torch.cuda.get_device_properties(device).L2_cache_size
-    flush = torch.empty(_FLUSH_PER_L2 * l2_nbytes, dtype=torch.uint8, device=device)
-    events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in contenders}
-    with torch.cuda.device(device):
-        until = time.perf_counter() + _WARM_UP_S
-        while time.perf_counter() < until:
-            for run in contenders.values():
-                run()
-            torch.cuda.synchronize()
-        # Nothing waits for the GPU between launches: the flush runs meanwhile, which hides the host's own time.
-        for _ in range(_REPEATS):
-            for name, run in contenders.items():
-                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-                flush.zero_()
-                start.record()
-                run()
-                end.record()
-                events[name].append((start, end))
-        torch.cuda.synchronize()
-    return {name: 1000 * statistics.median(start.elapsed_time(end) for start, end in pairs) for name, pairs in events.items()}
+    return Timing(case.name, tokens, result)
 
 
 # ---- all of it
@@ -373,3 +313,15 @@ class Report:
         )
         spills = (f"{kernel.case} spills {kernel.spill_bytes} bytes on {kernel.arch}" for kernel in self.kernels if kernel.spill_bytes)
         return (*wrong, *spills)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain containers and numbers, for JSON."""
+        return {
+            "tokens": self.tokens,
+            "device": self.device,
+            "checks": [asdict(check) for check in self.checks],
+            "kernels": [asdict(kernel) for kernel in self.kernels],
+            "timings": [{"case": t.case, "tokens": t.tokens, "tag": t.tag, "bench": t.result.to_dict()} for t in self.timings],
+            "bounds": [asdict(bound) for bound in self.bounds],
+            "faults": list(self.faults),
+        }

@@ -6,14 +6,16 @@ import dataclasses
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 from typer.testing import CliRunner, Result
 
 import wideload as wl
-from wideload import demo
+from wideload import cli, demo, measure
 from wideload.cli import app
+from wideload.measure.labels import Label
 
 
 def run(*arguments: str) -> Result:
@@ -76,6 +78,32 @@ def test_demo_fails_on_a_spill(monkeypatch: pytest.MonkeyPatch) -> None:
     result = run("demo", "--tokens", "8", "--device", "cpu")
     assert result.exit_code == 1
     assert "SwiGLU spills 4 bytes on sm_80" in result.stdout
+
+
+def test_times_are_printed_as_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def bench(*args: Any, mode: str, **kwargs: Any) -> measure.BenchResult:  # a CPU has no cold L2
+        return measure.bench(*args, max_seconds=0.02, **kwargs)
+
+    monkeypatch.setattr(demo, "bench", bench)
+    timing = demo.time_case(demo.CASES[0], 4, torch.device("cpu"))
+    median_us = 123.4
+    copy = timing.result["device copy"]
+    subject = timing.result.subject
+    assert subject.time_us is not None
+    assert copy.time_us is not None
+    figures = dataclasses.replace(subject, time_us=dataclasses.replace(subject.time_us, median=median_us, n=30), bytes_per_second=4.2e12)
+    slow = dataclasses.replace(copy, time_us=dataclasses.replace(copy.time_us, median=2 * median_us))
+    failed = dataclasses.replace(timing.result["torch eager"], time_us=None, labels=(Label("FAILED", "out of memory"),))
+    result = dataclasses.replace(
+        timing.result, subject=figures, against=(failed, slow), nominal_bytes_per_second=4.8e12, minimal_bytes=480_000_000
+    )
+    cli._print_timings([dataclasses.replace(timing, result=result)])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["SwiGLU", "wideload", "123.4", "30", "4,200", "2.00"] in lines
+    assert ["torch", "eager", "-"] in lines
+    assert ["least", "(computed)", "100.0", "4,800"] in lines  # 0.48 GB at 4.8 TB/s
+    assert "SwiGLU, torch eager: FAILED: out of memory".split() in lines
+    assert any("(measured):" in line for line in lines)
 
 
 @pytest.mark.parametrize(
