@@ -23,6 +23,7 @@ from wideload.cache import find_cubin
 from wideload.errors import DeviceError
 from wideload.gpus import Gpu, find_target
 from wideload.launch import LoadedKernel, device_arch
+from wideload.measure.environment import read_environment
 from wideload.measure.wall import MIXES, Mix, Wall, cuda_index, measure_wall, mover_source, nearest_mix, time_cold
 
 __all__ = ["Attributes", "Figure", "Rates", "Roofline", "find_ridges", "nominal_bandwidth", "roofline", "table_bandwidth"]
@@ -263,28 +264,18 @@ def _find_notes(nominal: Figure, by_table: Figure | None, ceilings: Mapping[str,
 def _read_attributes(index: int) -> Attributes:
     from cuda.core import Device  # here: the import takes 100 ms
 
-    device = Device(index)
+    environment = read_environment(torch.device("cuda", index))
+    properties = Device(index).properties
     return Attributes(
-        name=str(device.name),
-        uuid=str(device.uuid),
-        driver=_read_driver(),
+        name=torch.cuda.get_device_name(index),
+        uuid=str(environment.gpu_uuid),
+        driver=environment.driver or "unknown",
         compute_capability=torch.cuda.get_device_capability(index),
-        sms=int(device.properties.multiprocessor_count),
-        sm_clock_khz=int(device.properties.clock_rate),
-        memory_clock_khz=int(device.properties.memory_clock_rate),
-        memory_bus_bits=int(device.properties.global_memory_bus_width),
+        sms=int(properties.multiprocessor_count),
+        sm_clock_khz=int(properties.clock_rate),
+        memory_clock_khz=int(properties.memory_clock_rate),
+        memory_bus_bits=int(properties.global_memory_bus_width),
     )
-
-
-def _read_driver() -> str:
-    """``"580.65.06"``, or the version of CUDA that it is for where NVML cannot be asked."""
-    from cuda.core import system
-
-    try:
-        version = system.get_kernel_mode_driver_version()
-    except RuntimeError:
-        return "CUDA-{}.{}".format(*system.get_user_mode_driver_version())
-    return ".".join(f"{part:02}" for part in version)
 
 
 def _measure_launches(index: int) -> dict[str, Figure]:
