@@ -13,11 +13,13 @@ from typing import Any
 
 from wideload.errors import CompileError
 
-__all__ = ["Cubin", "compile_cubin", "compile_ptx", "nvrtc_version"]
+__all__ = ["Cubin", "compile_cubin", "compile_options", "compile_ptx", "nvrtc_identity", "nvrtc_version"]
 
 _INSTALL = "install wideload[cu13], or wideload[cu12] where the driver is for CUDA 12"
 _CONTEXT_LINES = 2
 """Source lines shown before and after one that NVRTC refused."""
+_WHEELS = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
+"""NVRTC on PyPI, for CUDA 13 and for CUDA 12; where both are installed, cuda.pathfinder chooses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,31 @@ def nvrtc_version() -> tuple[int, int]:
 
 
 @cache
+def nvrtc_identity() -> str:
+    """Return which NVRTC compiles here, to tell its cubins from those of another; ``CompileError`` where it is not installed.
+
+    The versions of its wheels, which takes half a millisecond; only where there is no wheel is the library loaded and asked: 10 ms.
+    """
+    found = [f"{wheel} {version}" for wheel in _WHEELS if (version := _wheel_version(wheel)) is not None]
+    return ", ".join(found) or f"NVRTC {_version()}"
+
+
+def _wheel_version(wheel: str) -> str | None:
+    import importlib.metadata  # here: it may bring the email package with it
+
+    try:
+        return importlib.metadata.version(wheel)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def compile_options(*, arch: str, name: str, fma: bool = False, lineinfo: bool = True) -> dict[str, str | bool]:
+    """Return all that decides the cubin besides the source, as keywords of cuda.core's ``ProgramOptions``."""
+    # The file name is absolute: NVRTC puts a relative one behind the working directory.
+    return {"name": f"/wideload/{name}.cu", "arch": arch, "std": "c++17", "fma": fma, "lineinfo": lineinfo, "ptxas_options": "-v"}
+
+
+@cache
 def _supported_archs() -> tuple[int, ...]:
     _, archs = _load_nvrtc().nvrtcGetSupportedArchs()
     return tuple(archs)
@@ -115,16 +142,15 @@ def _compile(source: str, *, arch: str, name: str, fma: bool, lineinfo: bool) ->
         raise CompileError(f"cuda.core could not be imported: {_INSTALL}; Python said: {error}") from error
 
     log = io.StringIO()
-    file_name = f"/wideload/{name}.cu"  # absolute: NVRTC puts a relative name behind the working directory
+    chosen = compile_options(arch=arch, name=name, fma=fma, lineinfo=lineinfo)
     # NVRTC 13 may answer from a cache of its own, and then ptxas reports nothing; NVRTC 12 has neither the cache nor the option.
     no_cache = nvrtc_version() >= (13, 0)
-    options = ProgramOptions(name=file_name, arch=arch, std="c++17", fma=fma, lineinfo=lineinfo, ptxas_options="-v", no_cache=no_cache)
     try:
-        program = Program(source, "c++", options)
+        program = Program(source, "c++", ProgramOptions(**chosen, no_cache=no_cache))
         code: bytes = program.compile("cubin", logs=log).code
     except Exception as error:  # cuda.core's own classes are private
         said = str(error).rstrip("\0 \n")
-        raise CompileError(f"NVRTC {_version()} refused {name!r} for {arch}: {said}{_excerpt(source, file_name, said)}") from error
+        raise CompileError(f"NVRTC {_version()} refused {name!r} for {arch}: {said}{_excerpt(source, str(chosen['name']), said)}") from error
     return program, code, log.getvalue().rstrip("\0\n")
 
 
