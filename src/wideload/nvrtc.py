@@ -106,7 +106,7 @@ def _wheel_version(wheel: str) -> str | None:
         return None
 
 
-def compile_options(*, arch: str, name: str, fma: bool = False, lineinfo: bool = True) -> dict[str, str | bool]:
+def compile_options(*, arch: str, name: str, fma: bool = False, lineinfo: bool = True) -> dict[str, Any]:
     """Return all that decides the cubin besides the source, as keywords of cuda.core's ``ProgramOptions``."""
     # The file name is absolute: NVRTC puts a relative one behind the working directory.
     return {"name": f"/wideload/{name}.cu", "arch": arch, "std": "c++17", "fma": fma, "lineinfo": lineinfo, "ptxas_options": "-v"}
@@ -150,7 +150,7 @@ def _compile(source: str, *, arch: str, name: str, fma: bool, lineinfo: bool) ->
         code: bytes = program.compile("cubin", logs=log).code
     except Exception as error:  # cuda.core's own classes are private
         said = str(error).rstrip("\0 \n")
-        raise CompileError(f"NVRTC {_version()} refused {name!r} for {arch}: {said}{_excerpt(source, str(chosen['name']), said)}") from error
+        raise CompileError(f"NVRTC {_version()} refused {name!r} for {arch}: {said}{_excerpt(source, chosen['name'], said)}") from error
     return program, code, log.getvalue().rstrip("\0\n")
 
 
