@@ -5,6 +5,8 @@ Nothing here is special; a user's own function runs the same way.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -38,6 +40,6 @@ def bias_silu_mul(x: Tensor, bias: Tensor, y: Tensor) -> Tensor:
 
 
 @fuse
-def clip(x: Tensor, lo: float | Tensor | None = None, hi: float | Tensor | None = None) -> Tensor:
+def clip(x: Tensor, lo: Any = None, hi: Any = None) -> Tensor:
     """``x`` limited to ``[lo, hi]``, numbers or tensors, either of them None; NaN stays NaN, and ``hi`` wins where ``lo > hi``."""
     return x.clamp(lo, hi)

@@ -19,7 +19,7 @@ def emit_dense(program: Program, variant: Variant) -> str:
     count = variant.elements
     runs = [(p, access) for p, access in zip(program.parameters, variant.loads, strict=True) if access in ("vector", "elements")]
     operands = [
-        f"widen({p.name}_v.at[k])" if access in ("vector", "elements") else p.name
+        f"widen({p.name}_v.get(k))" if access in ("vector", "elements") else p.name
         for p, access in zip(program.parameters, variant.loads, strict=True)
     ]
     stores = list(zip(program.results, variant.stores, strict=True))

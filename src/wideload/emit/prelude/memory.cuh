@@ -1,6 +1,22 @@
-// N elements of one operand: one access of up to 16 bytes, the widest that sm_75 to sm_90 have, or several of 16.
+// N elements of one operand: one access of up to 16 bytes, the widest that sm_75 to sm_90 have, or several of 16. Bytes stay in
+// words from the load to the arithmetic: int8 negation 4.14 against 4.10 TB/s on an H200. Halves do not: GELU 3.89 against 4.00.
 
-template <class T, int N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) vec { T at[N]; };
+template <class T> struct element_bits { DEVICE unsigned of(T x) { return x.bits; } DEVICE T value(unsigned bits) { T x; x.bits = bits; return x; } };
+template <> struct element_bits<signed char> { DEVICE unsigned of(signed char x) { return (unsigned char)x; } DEVICE signed char value(unsigned bits) { return (signed char)bits; } };
+template <> struct element_bits<unsigned char> { DEVICE unsigned of(unsigned char x) { return x; } DEVICE unsigned char value(unsigned bits) { return (unsigned char)bits; } };
+template <> struct element_bits<short> { DEVICE unsigned of(short x) { return (unsigned short)x; } DEVICE short value(unsigned bits) { return (short)bits; } };
+
+template <class T, int N, bool in_words = (sizeof(T) == 1 && N % 4 == 0)> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) vec {
+    T at[N];
+    __device__ __forceinline__ T get(int k) const { return at[k]; }
+    __device__ __forceinline__ void set(int k, T x) { at[k] = x; }
+};
+template <class T, int N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) vec<T, N, true> {
+    static const int in_word = 4 / sizeof(T), bits = 8 * sizeof(T);
+    unsigned words[N / in_word];
+    __device__ __forceinline__ T get(int k) const { return element_bits<T>::value(words[k / in_word] >> k % in_word * bits); }
+    __device__ __forceinline__ void set(int k, T x) { words[k / in_word] |= element_bits<T>::of(x) << k % in_word * bits; }
+};
 
 // A load of sizeof(T) * N bytes; `p` must be aligned as a vec is.
 template <int N, class T> DEVICE vec<T, N> load_vector(const T* p) { return *reinterpret_cast<const vec<T, N>*>(p); }
@@ -8,26 +24,36 @@ template <int N, class T> DEVICE vec<T, N> load_vector(const T* p) { return *rei
 // N single loads, for an operand that is not aligned.
 template <int N, class T> DEVICE vec<T, N> load_elements(const T* p)
 {
-    vec<T, N> v;
+    vec<T, N> v = {};
 #pragma unroll
-    for (int k = 0; k < N; ++k) v.at[k] = p[k];
+    for (int k = 0; k < N; ++k) v.set(k, p[k]);
     return v;
 }
 
-// pack: N results to the N elements of one access; halves are rounded in pairs, one instruction for two.
-template <class T> struct packed { typedef T word; static const int elements = 1; DEVICE T from(const T* x) { return *x; } };
-template <> struct packed<boolean> { typedef boolean word; static const int elements = 1; DEVICE boolean from(const bool* x) { return narrow_to<boolean>::from(*x); } };
-template <> struct packed<bf16> { typedef unsigned word; static const int elements = 2; DEVICE unsigned from(const float* x) { return bf16_word(x[0], x[1]); } };
-template <> struct packed<f16> { typedef unsigned word; static const int elements = 2; DEVICE unsigned from(const float* x) { return f16_word(x[0], x[1]); } };
+// Results to the elements of one access; halves are rounded in pairs, one instruction for two.
+template <class T, bool in_words, class C, int N> DEVICE void pack(vec<T, N, in_words>& v, const C (&x)[N])
+{
+#pragma unroll
+    for (int k = 0; k < N; ++k) v.set(k, narrow_to<T>::from(x[k]));
+}
+template <int N> DEVICE void pack(vec<bf16, N, true>& v, const float (&x)[N])
+{
+#pragma unroll
+    for (int k = 0; k < N; k += 2) v.words[k / 2] = bf16_word(x[k], x[k + 1]);
+}
+template <int N> DEVICE void pack(vec<f16, N, true>& v, const float (&x)[N])
+{
+#pragma unroll
+    for (int k = 0; k < N; k += 2) v.words[k / 2] = f16_word(x[k], x[k + 1]);
+}
 
-// A store of sizeof(T) * N bytes; `p` must be aligned as a vec is, and N even for halves.
+// A store of sizeof(T) * N bytes; `p` must be aligned as a vec is.
 template <class T, class C, int N> DEVICE void store_vector(T* p, const C (&x)[N])
 {
-    typedef packed<T> P;
-    vec<typename P::word, N / P::elements> v;
-#pragma unroll
-    for (int k = 0; k < N / P::elements; ++k) v.at[k] = P::from(x + k * P::elements);
-    *reinterpret_cast<vec<typename P::word, N / P::elements>*>(p) = v;
+    typedef vec<T, N, (sizeof(T) < 4 && sizeof(T) * N % 4 == 0)> V;
+    V v = {};
+    pack(v, x);
+    *reinterpret_cast<V*>(p) = v;
 }
 
 // N single stores, for an output that is not aligned.
@@ -40,9 +66,10 @@ template <class T, class C, int N> DEVICE void store_elements(T* p, const C (&x)
 // The elements i, i + 1, ... of an operand of n; past the end, zeros that no one stores.
 template <int N, class T> DEVICE vec<T, N> load_some(const T* p, long long i, long long n)
 {
-    vec<T, N> v;
+    vec<T, N> v = {};
 #pragma unroll
-    for (int k = 0; k < N; ++k) v.at[k] = i + k < n ? p[i + k] : T{};
+    for (int k = 0; k < N; ++k)
+        if (i + k < n) v.set(k, p[i + k]);
     return v;
 }
 
