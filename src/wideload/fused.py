@@ -260,16 +260,15 @@ class FusedFunction:
     # ---- tracing
 
     def _trace(self, call: _Call) -> tuple[Any, Traced]:
-        key: Any = (tuple(call.key), self._captures.read(), torch.get_default_dtype())
-        if key in self._sized:
-            key = (key, tuple(tuple(t.shape) for t in call.tensors))
+        signature: Any = (tuple(call.key), self._captures.read(), torch.get_default_dtype())
+        key = (signature, tuple(tuple(t.shape) for t in call.tensors)) if signature in self._sized else signature
         traced = self._traces.get(key)
         if traced is None:
             self._captures.check()
             traced = trace_function(self._fn, self._kernel_name, *call.spec)
-            if traced.reads_sizes:
-                self._sized.add(key)
-                key = (key, tuple(tuple(t.shape) for t in call.tensors))
+            if traced.reads_sizes and key is signature:
+                self._sized.add(signature)
+                key = (signature, tuple(tuple(t.shape) for t in call.tensors))
             self._traces[key] = traced
         return key, traced
 

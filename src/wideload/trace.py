@@ -310,7 +310,7 @@ class _Tensor:
 
 
 def _operator(name: str) -> Callable[..., Any]:
-    member = getattr(torch.Tensor, name)
+    member = torch.Tensor.pow_ if name == "__ipow__" else getattr(torch.Tensor, name)  # __ipow__ is a wrapper in Python
 
     def method(self: _Tensor, *others: Any) -> Any:
         return _tracer().call_method(member, self, *others)
