@@ -146,45 +146,23 @@ template <class T> DEVICE T x_log1p_y(T x, T y) { return y != y ? y : x == 0 ? (
 template <class T> struct tail { static constexpr T shift = 64, scale = (T)1.6038108905486378e-28; };
 template <> struct tail<double> { static constexpr double shift = 512, scale = 4.3774910370530515e-223; };
 
+// a / d for 1 <= d < 2^64: one Newton step from rcp_approx, without the branches of a division for other divisors.
+DEVICE float over(float a, float d) { const float r = rcp_approx(d); return a * fmaf(r, fmaf(-d, r, 1.0f), r); }
+DEVICE double over(double a, double d) { return a / d; }
+
 // Activations: exp of negative numbers alone, so that nothing overflows.
 template <class T> DEVICE T sigmoid(T x)
 {
     const T e = exp(-fabs(x));
-    return (x < 0 ? e : (T)1) / (1 + e);
+    return over(x < 0 ? e : (T)1, 1 + e);
 }
 
-// x * sigmoid(v + v_low); x and v have one sign.
-template <class T> DEVICE T times_sigmoid(T x, T v, T v_low)
+template <class T> DEVICE T silu(T x)
 {
-    const bool deep = v < -tail<T>::shift;
-    const T rough = exp(deep ? v + tail<T>::shift : -fabs(v)), e = fma(rough, v < 0 ? v_low : -v_low, rough);
-    const T y = v < 0 ? x * e : x;
-    return deep ? y * tail<T>::scale : y / (1 + e);
-}
-
-template <class T> DEVICE T silu(T x) { return times_sigmoid(x, x, (T)0); }
-
-// x * Phi(x). With a = |x|, Phi(-a) = erfcx(a / sqrt 2) / 2 * exp(-a^2 / 2), and a^2 is kept to twice the precision, as its
-// absolute error is the result's relative error. Phi(-64) is 0 in every type.
-template <class T> DEVICE T gelu(T x)
-{
-    const T a = fmin(fabs(x), (T)64), s = a * a, v = (T)-0.5 * s;
-    const bool deep = v < -tail<T>::shift;
-    const T e = exp(deep ? v + tail<T>::shift : v);
-    const T q = (T)0.5 * erfcx(a * (T)0.70710678118654752) * fma(e, (T)-0.5 * fma(a, a, -s), e);
-    return x < 0 ? (deep ? x * q * tail<T>::scale : x * q) : x * (1 - (deep ? (T)0 : q));
-}
-
-// x * sigmoid(v), v = 2 sqrt(2 / pi) (x + 0.044715 x^3), which is 0.5 x (1 + tanh(v / 2)). v is kept to twice the precision, as
-// its absolute error is the result's relative error. Beyond |x| = 32, sigmoid(v) is 0 or 1 in every type.
-template <class T> DEVICE T gelu_tanh(T x)
-{
-    constexpr T c1 = (T)1.5957691216057308, c3 = (T)0.071354816272600249;
-    constexpr T c1_low = sizeof(T) == 4 ? (T)-4.534068042e-8 : (T)-9.969308809e-17, c3_low = sizeof(T) == 4 ? (T)2.398832396e-9 : (T)-6.175149918e-19;
-    const T a = fmin(fmax(x, (T)-32), (T)32), s = a * a, q = c3 * s, p = q + c1, r = p - q;
-    const T p_low = (q - (p - r)) + (c1 - r) + fma(c3, s, -q) + fma(c3, fma(a, a, -s), fma(c3_low, s, c1_low));
-    const T v = a * p;
-    return times_sigmoid(x, v, fma(a, p_low, fma(a, p, -v)));
+    const bool deep = x < -tail<T>::shift;
+    const T e = exp(deep ? x + tail<T>::shift : -fabs(x));
+    const T y = x < 0 ? x * e : x;
+    return deep ? y * tail<T>::scale : over(y, 1 + e);
 }
 
 // tanh(log(1 + n)), n = exp(x), is w / (w + 2), w = n (n + 2); it is 1 for x > 20 in every type.
@@ -192,7 +170,67 @@ template <class T> DEVICE T mish(T x)
 {
     const bool deep = x < -tail<T>::shift;
     const T n = exp(deep ? x + tail<T>::shift : x), w = n * (n + 2);
-    return x > 20 ? x : deep ? x * n * tail<T>::scale : x * (w / (w + 2));
+    return x > 20 ? x : deep ? x * n * tail<T>::scale : x * over(w, w + 2);
+}
+
+// x * Phi(x). With a = |x|, Phi(-a) = exp(-a^2 / 2) * E(a), E(a) = erfcx(a / sqrt 2) / 2. a^2 is kept to twice the precision: its
+// absolute error is the result's relative error. Beyond the bound on a, Phi(-a) is 0. In fp32 the exponential is a power of two,
+// and E is t P(t), t = 1 / (1 + 0.35 a), P the minimax polynomial for a in [0, 15.2], off by 2^-22 with its roundings.
+DEVICE float gelu(float x)
+{
+    const float a = fminf(fabsf(x), 24.0f), t = over(1.0f, fmaf(0.35f, a, 1.0f));
+    float p = fmaf(t, -0.0291643925f, 0.144063413f);
+    p = fmaf(t, p, -0.255907923f);
+    p = fmaf(t, p, 0.159400657f);
+    p = fmaf(t, p, -0.0232697111f);
+    p = fmaf(t, p, 0.105577528f);
+    p = fmaf(t, p, 0.119814746f);
+    p = fmaf(t, p, 0.139864445f);
+    p = fmaf(t, p, 0.139621243f);
+    const float k = -0.721347520f, k_low = -9.62981517e-09f;  // -log2(e) / 2
+    const float s = a * a, v = s * k, v_low = fmaf(s, k_low, fmaf(fmaf(a, a, -s), k, fmaf(s, k, -v)));
+    const bool deep = v < -64.0f;
+    const float e = ex2_approx(deep ? v + 64.0f : v);
+    const float q = t * p * fmaf(e, v_low * 0.693147181f, e);
+    const float y = x * (x < 0.0f ? q : deep ? 1.0f : 1.0f - q);
+    return deep && x < 0.0f ? y * 5.42101086e-20f : y;  // 2^-64
+}
+DEVICE double gelu(double x)
+{
+    const double a = fmin(fabs(x), 64.0), s = a * a, v = -0.5 * s;
+    const bool deep = v < -tail<double>::shift;
+    const double e = exp(deep ? v + tail<double>::shift : v);
+    const double q = 0.5 * erfcx(a * 0.70710678118654752) * fma(e, -0.5 * fma(a, a, -s), e);
+    return x < 0 ? (deep ? x * q * tail<double>::scale : x * q) : x * (1 - (deep ? 0 : q));
+}
+
+// 0.5 x (1 + tanh(v / 2)) = x * sigmoid(v), v = 2 sqrt(2 / pi) (x + 0.044715 x^3). v is kept to twice the precision: its absolute
+// error is the result's relative error. Beyond the bound on x, sigmoid(v) is 0 or 1. In fp32 v is in units of log 2, and its
+// first coefficient c1 is cut to 19 binary places, so that p - c1 is exact.
+DEVICE float gelu_tanh(float x)
+{
+    const float c1 = 2.30220795f, c1_low = 2.5136697e-07f, c3 = 0.102943242f, c3_low = -2.01619854e-09f;
+    const float a = fminf(fmaxf(x, -16.0f), 16.0f), s = a * a, p = fmaf(c3, s, c1);
+    const float p_low = fmaf(c3, s, c1 - p) + fmaf(c3, fmaf(a, a, -s), fmaf(c3_low, s, c1_low));
+    const float v = a * p, v_low = fmaf(a, p_low, fmaf(a, p, -v));
+    const float w = -fabsf(v), w_low = x < 0.0f ? v_low : -v_low;
+    const bool deep = w < -64.0f;
+    float e = ex2_approx(deep ? w + 64.0f : w);
+    e = fmaf(e, w_low * 0.693147181f, e);
+    const float y = over(x < 0.0f ? x * e : x, deep ? 1.0f : 1.0f + e);
+    return deep && x < 0.0f ? y * 5.42101086e-20f : y;  // 2^-64
+}
+DEVICE double gelu_tanh(double x)
+{
+    const double c1 = 1.5957691216057308, c1_low = -9.969308809e-17, c3 = 0.071354816272600249, c3_low = -6.175149918e-19;
+    const double a = fmin(fmax(x, -32.0), 32.0), s = a * a, q = c3 * s, p = q + c1, r = p - q;
+    const double p_low = (q - (p - r)) + (c1 - r) + fma(c3, s, -q) + fma(c3, fma(a, a, -s), fma(c3_low, s, c1_low));
+    const double v = a * p, v_low = fma(a, p_low, fma(a, p, -v));
+    const bool deep = v < -tail<double>::shift;
+    double e = exp(deep ? v + tail<double>::shift : -fabs(v));
+    e = fma(e, v < 0 ? v_low : -v_low, e);
+    const double y = v < 0 ? x * e : x;
+    return deep ? y * tail<double>::scale : y / (1 + e);
 }
 
 template <class T> DEVICE T softplus(T x, T beta, T threshold)
@@ -205,7 +243,12 @@ template <class T> DEVICE T log_sigmoid(T x) { return fmin(x, (T)0) - log1p(exp(
 
 template <class T> DEVICE T selu(T x) { return x > 0 ? x * (T)1.0507009873554805 : expm1(x) * (T)1.7580993408473768; }
 
-template <class T> DEVICE T hard_sigmoid(T x) { return clamp(x + 3, (T)0, (T)6) / 6; }
+// y / 6: the remainder of the rounded product corrects it.
+template <class T> DEVICE T hard_sigmoid(T x)
+{
+    const T y = clamp(x + 3, (T)0, (T)6), q = y * (T)(1.0 / 6);
+    return fma(fma((T)-6, q, y), (T)(1.0 / 6), q);
+}
 
 // numerics="eager": torch's own formulas, where they differ.
 template <class T> DEVICE T gelu_eager(T x) { return x * (T)0.5 * (1 + erf(x * (T)0.70710678118654752)); }
@@ -230,21 +273,22 @@ DEVICE float half_sigmoid(float x)
 
 DEVICE float half_silu(float x) { return x * half_sigmoid(x); }
 
-// (1 - e) / (1 + e), e = exp(-2|x|), is off by 2^-15 at |x| = 2^-7, where it cancels; x itself too, where it leaves out x^3 / 3.
+// (1 - e) / (1 + e), e = exp(-2|x|), is off by 3e-6 at |x| = 2^-4, where it cancels; x - x^3 / 3 too, where it leaves out 2 x^5 / 15.
 DEVICE float half_tanh(float x)
 {
     const float e = ex2_approx(fabsf(x) * -2.88539008f);
-    return fabsf(x) < 0.0078125f ? x : copysignf((1.0f - e) * rcp_approx(1.0f + e), x);
+    return fabsf(x) < 0.0625f ? x * fmaf(x * x, -0.333333333f, 1.0f) : copysignf((1.0f - e) * rcp_approx(1.0f + e), x);
 }
 
-// As gelu, with erfcx(a / sqrt 2) / 2 = t P(t), t = 1 / (1 + 0.378 a); P is the minimax polynomial for a in [0, 15]: 3.2e-5.
+// As gelu, with erfcx(a / sqrt 2) / 2 = t P(t), t = 1 / (1 + 0.309 a); P is the minimax polynomial for a in [0, 15], off by 4.3e-6.
 DEVICE float half_gelu(float x)
 {
-    const float a = fabsf(x), t = rcp_approx(fmaf(0.378f, a, 1.0f));
-    float p = fmaf(t, -0.0905144736f, 0.194024175f);
-    p = fmaf(t, p, 0.0882255584f);
-    p = fmaf(t, p, 0.157899663f);
-    p = fmaf(t, p, 0.150349542f);
+    const float a = fabsf(x), t = rcp_approx(fmaf(0.309f, a, 1.0f));
+    float p = fmaf(t, -0.0746564195f, 0.184932813f);
+    p = fmaf(t, p, 0.0116477469f);
+    p = fmaf(t, p, 0.134901777f);
+    p = fmaf(t, p, 0.119682647f);
+    p = fmaf(t, p, 0.123489581f);
     const float q = t * p * ex2_approx(a * a * -0.721347520f);
     return x * (x < 0.0f ? q : 1.0f - q);
 }
@@ -262,10 +306,10 @@ DEVICE float half_mish(float x)
     return x > 20.0f ? x : x * (w * rcp_approx(w + 2.0f));
 }
 
-// log(1 + e) is e - e^2 / 2 up to e = 2^-7: both it, by e^3 / 3, and lg2_approx, by 2^-22, are off by 2^-15 there.
+// log(1 + e) is e - e^2 / 2 + e^3 / 3 up to e = 2^-5: it, by e^4 / 4, and lg2_approx(1 + e), by 2^-22, are off by 1e-5 there.
 DEVICE float half_softplus(float x, float beta, float threshold)
 {
     const float y = x * beta, e = ex2_approx(fabsf(y) * -1.44269504f);
-    const float log1p_e = e < 0.0078125f ? fmaf(e * -0.5f, e, e) : lg2_approx(1.0f + e) * 0.693147181f;
+    const float log1p_e = e < 0.03125f ? fmaf(e * e, fmaf(e, 0.333333333f, -0.5f), e) : lg2_approx(1.0f + e) * 0.693147181f;
     return y > threshold ? x : (fmaxf(y, 0.0f) + log1p_e) / beta;
 }
