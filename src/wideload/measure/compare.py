@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import torch
 
+from wideload.measure.labels import is_ranked
 from wideload.measure.outcome import requested_tolerance
 from wideload.measure.result import BenchResult, Contender
 from wideload.measure.session import Options, Progress, RequestedMode, Session
@@ -118,7 +119,7 @@ class Comparison:
             "reason": self.reason,
             "time_ratio": asdict(self.interval) if self.interval is not None else None,
             "same_within": self.same_within,
-            "method": "Bonett-Price interval of a ratio of medians",
+            "method": "ratio of medians: exact intervals of the medians, combined by variance estimates recovery (Zou and Donner 2008)",
             "a": self.a.to_dict() if self.a is not None else None,
             "b": self.b.to_dict() if self.b is not None else None,
         }
@@ -314,7 +315,7 @@ def _reason(a: Contender | None, b: Contender | None) -> str | None:
     if a is None or b is None:
         return "it stands in one result only"
     for side in (a, b):
-        if not side.is_ranked:
+        if not is_ranked(side.labels):
             return f"{side.name} has no time to compare: {', '.join(label.code for label in side.labels)}"
     return f"{a.name} was timed {a.mode}, {b.name} {b.mode}" if a.mode != b.mode else None
 

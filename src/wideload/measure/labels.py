@@ -126,7 +126,8 @@ def _work_labels(e: Evidence) -> list[Label]:
 
 def _host_labels(e: Evidence) -> list[Label]:
     labels = []
-    if e.mode == "cold" and e.median_us is not None and e.median_us < SHORT_CALL_US:
+    is_whole = not (e.is_off_stream or e.is_capture_empty)
+    if e.mode == "cold" and is_whole and e.median_us is not None and e.median_us < SHORT_CALL_US:
         why = f"no graph can hold it ({e.capture_failure})" if e.capture_failure is not None else "by choice, or for what it holds"
         labels.append(Label("EVENT_TIMED", f"{why}; its time includes about {EVENT_OVERHEAD_US:.0f} us of events"))
     if e.mode == "wall" or e.is_host_hidden or e.median_us is None:

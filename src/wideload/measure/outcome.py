@@ -85,7 +85,8 @@ def _difference(got: torch.Tensor, want: torch.Tensor, tolerance: Tolerance) -> 
     num_wrong, worst = 0, 0.0
     for a, b in zip(_pieces(got), _pieces(want), strict=True):
         distance = (a - b).abs()
-        is_wrong = ~((a == b) | (a.isnan() & b.isnan()) | (distance <= tolerance.relative * (b.abs() + scale) + tolerance.absolute))
+        is_close = b.isfinite() & (distance <= tolerance.relative * (b.abs() + scale) + tolerance.absolute)
+        is_wrong = ~(is_close | (a == b) | (a.isnan() & b.isnan()))
         if is_wrong.any():
             num_wrong += int(is_wrong.sum())
             worst = max(worst, float(distance[is_wrong].nan_to_num(nan=torch.inf).max()))

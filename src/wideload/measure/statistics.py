@@ -7,14 +7,25 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
 
-__all__ = ["Interval", "Summary", "Verdict", "judge_ratio", "median_error", "rate_upper_bound", "ratio_interval", "summarize"]
+__all__ = [
+    "Interval",
+    "Summary",
+    "Verdict",
+    "judge_ratio",
+    "median_bounds",
+    "median_error",
+    "rate_upper_bound",
+    "ratio_interval",
+    "summarize",
+]
 
 Verdict = Literal["FASTER", "SLOWER", "SAME", "UNCLEAR"]
 
@@ -61,32 +72,52 @@ def median_error(samples: Sequence[float]) -> float:
     standard errors; how many exactly, the binomial distribution of the median's rank says.
     Source: Bonett and Price, "Confidence intervals for ratios of means and medians", J. Educ. Behav. Stat. 45(6), 2020, 750-770.
     """
-    rank, z = _order_bounds(len(samples))
+    rank, z = _error_rank(len(samples))
     if z == 0:
         return math.inf
     ordered = np.sort(np.asarray(samples, dtype=np.float64))
     return float(ordered[len(samples) - rank] - ordered[rank - 1]) / (2 * z)
 
 
+def median_bounds(samples: Sequence[float], confidence: float) -> tuple[float, float]:
+    """Return the two samples between which the median lies with at least ``confidence``; infinite where there are too few.
+
+    Exact for independent samples of any distribution: how many of them lie below the median is binomial with 1/2.
+
+    >>> median_bounds(range(1, 9), 0.99)  # 254 of the 256 ways to fall on either side
+    (1.0, 8.0)
+    """
+    rank = _bounds_rank(len(samples), confidence)
+    if rank == 0:
+        return -math.inf, math.inf
+    ordered = np.sort(np.asarray(samples, dtype=np.float64))
+    return float(ordered[rank - 1]), float(ordered[len(samples) - rank])
+
+
 def ratio_interval(a: Sequence[float], b: Sequence[float], confidence: float) -> Interval:
     """Return ``median(b) / median(a)`` with its confidence interval; samples must be positive.
 
-    Distribution-free, of independent samples: a normal interval for the difference of the medians' logarithms, whose errors
-    are those of `median_error`; same source. Drift that both share makes it wider than it need be, not narrower.
+    The exact intervals of the two medians' logarithms (`median_bounds`) give that of their difference by the method of variance
+    estimates recovery: Zou and Donner, "Construction of confidence limits about effect measures", Stat. Med. 27, 2008, 1693-1702.
+    It keeps its confidence at 99.8 %, where a normal interval with an estimated error does not. Drift that both samples
+    share makes it wider than it need be, not narrower.
 
-    >>> ratio_interval([2.0] * 9, [3.0] * 9, 0.95)
-    Interval(ratio=1.5, low=1.5, high=1.5, confidence=0.95)
+    >>> ratio_interval([2.0] * 9, [3.0] * 9, 0.99)
+    Interval(ratio=1.5, low=1.5, high=1.5, confidence=0.99)
     """
     if min(*a, *b) <= 0:
         raise ValueError(f"the ratio of medians needs positive samples, got {min(*a, *b)}")
-    ratio = float(np.median(b) / np.median(a))
-    error = math.hypot(median_error(np.log(a).tolist()), median_error(np.log(b).tolist()))
-    reach = math.exp(min(NormalDist().inv_cdf((1 + confidence) / 2) * error, _MAX_LOG_RATIO))
-    return Interval(ratio, ratio / reach, ratio * reach, confidence)
+    median_a, median_b = float(np.median(a)), float(np.median(b))
+    (low_a, high_a), (low_b, high_b) = median_bounds(a, confidence), median_bounds(b, confidence)
+    if low_a <= 0 or low_b <= 0:
+        return Interval(median_b / median_a, 0.0, _LARGEST_RATIO, confidence)
+    down = math.hypot(math.log(median_b / low_b), math.log(high_a / median_a))
+    up = math.hypot(math.log(high_b / median_b), math.log(median_a / low_a))
+    return Interval(median_b / median_a, median_b / median_a * math.exp(-down), median_b / median_a * math.exp(up), confidence)
 
 
-_MAX_LOG_RATIO = 100.0
-"""One sample says nothing: its interval is everything, as far as a JSON number can say so."""
+_LARGEST_RATIO = sys.float_info.max
+"""Too few samples say nothing: their interval is everything, as far as a JSON number can say so."""
 
 
 def judge_ratio(interval: Interval, same_within: float) -> Verdict:
@@ -131,11 +162,23 @@ def _binomial_at_most(count: int, n: int, rate: float) -> float:
 
 
 @functools.cache
-def _order_bounds(n: int) -> tuple[int, float]:
+def _error_rank(n: int) -> tuple[int, float]:
     """Return the rank of the lower order statistic, counted from 1, and how many standard errors it lies below the median."""
     rank = max(1, round(n / 2 - math.sqrt(n)))
+    below = next(below for r, below in _shares_below(n) if r == rank)
+    return rank, NormalDist().inv_cdf(1 - below) if n > 1 else 0.0
+
+
+@functools.cache
+def _bounds_rank(n: int, confidence: float) -> int:
+    """Return the largest rank, counted from 1, whose sample lies above the median with no more than half the error allowed."""
+    return max((rank for rank, below in _shares_below(n) if below <= (1 - confidence) / 2), default=0)
+
+
+def _shares_below(n: int) -> Iterator[tuple[int, float]]:
+    """Yield each rank of the lower half, counted from 1, with the probability that fewer than so many of ``n`` lie below the median."""
     combinations, below = 1, 0
-    for k in range(rank):
+    for rank in range(1, n // 2 + 2):
         below += combinations
-        combinations = combinations * (n - k) // (k + 1)
-    return rank, NormalDist().inv_cdf(1 - below / 2**n) if n > 1 else 0.0
+        yield rank, below / 2**n
+        combinations = combinations * (n - rank + 1) // rank

@@ -251,9 +251,14 @@ class Trial:
         self._reset()
 
     @property
+    def _is_capturable(self) -> bool:
+        """Whether a graph does all of the work."""
+        return self._seen.get("capture_failure") is None and not (self._seen.get("is_capture_empty") or self._seen.get("is_off_stream"))
+
+    @property
     def is_graph_cold(self) -> bool:
         """Whether a graph can hold it, and the tensors that no rotation moves cost less time than the events it saves."""
-        if self._gpu is None or self._seen.get("capture_failure") is not None or self._seen.get("is_capture_empty"):
+        if self._gpu is None or not self._is_capturable:
             return False
         held_bytes = unique_bytes(tensor for _, tensor in self._held)
         return held_bytes * 1e6 <= EVENT_OVERHEAD_US * (self._gpu.nominal_bytes_per_second or 0.0)
@@ -263,9 +268,8 @@ class Trial:
         if self._gpu is None:
             self.sampler = WallSampler(self._call_first, self._restore)
             return
-        is_capturable = self._seen.get("capture_failure") is None and not self._seen.get("is_capture_empty")
         if mode == "graph" or (mode == "hot" and not self._is_drifting):
-            self.sampler = self._graph_sampler(mode) if is_capturable else None
+            self.sampler = self._graph_sampler(mode) if self._is_capturable else None
         if self.sampler is None:
             self.sampler = EventSampler(self._call_first, self._gpu.flush, mode="hot" if mode == "hot" else "cold", restore=self._restore)
 
@@ -306,7 +310,7 @@ class Trial:
             median_us=time_us.median,
             host_us=self._host_us,
             is_host_hidden=sampler.is_host_hidden,
-            bytes_per_second=moved_bytes / time_us.median * 1e6,
+            bytes_per_second=_per_second(moved_bytes, time_us.median),
             nominal_bytes_per_second=self._gpu.nominal_bytes_per_second if self._gpu is not None else None,
             throttle=throttle,
         )
@@ -317,12 +321,12 @@ class Trial:
             name=self.name,
             mode=sampler.mode,
             time_us=time_us,
-            relative_error=median_error(collected.samples_us) / time_us.median if time_us.n > 1 else None,
+            relative_error=median_error(collected.samples_us) / time_us.median if time_us.n > 1 and time_us.median else None,
             stopped=collected.stopped,
             calls_per_sample=sampler.calls_per_sample,
             num_buffers=sampler.num_buffers,
             host_us=self._host_us,
-            bytes_per_second=minimal_bytes / time_us.median * 1e6 if minimal_bytes else None,
+            bytes_per_second=_per_second(minimal_bytes, time_us.median),
             labels=labels,
         )
 
@@ -344,6 +348,10 @@ def frozen(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def _untimed(name: str, labels: tuple[Label, ...]) -> Contender:
     return Contender(name, None, None, None, None, None, None, None, None, labels)
+
+
+def _per_second(nbytes: int | None, time_us: float) -> float | None:
+    return nbytes / time_us * 1e6 if nbytes and time_us else None
 
 
 def _replay(captured: timing.Capture) -> Any:

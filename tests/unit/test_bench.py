@@ -1,0 +1,308 @@
+"""What bench reports on a CPU: honest contenders, liars of each kind that can show there, bytes, labels and the record itself."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import wideload as wl
+from wideload.errors import DeviceError, WideloadError
+from wideload.measure import BenchResult, bench, random_tensor
+from wideload.measure.session import Progress
+
+QUICK: dict[str, Any] = {"max_samples": 6, "warm_up_seconds": 0.0}
+
+axpy = wl.fuse(lambda x, y: x * 2 + y, name="axpy")
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    return random_tensor((64, 32), seed=1)
+
+
+@pytest.fixture
+def y() -> torch.Tensor:
+    return random_tensor((32,), seed=2)
+
+
+def codes(result: BenchResult, name: str) -> list[str]:
+    return [label.code for label in result[name].labels]
+
+
+def median(result: BenchResult, name: str) -> float | None:
+    time_us = result[name].time_us
+    return None if time_us is None else time_us.median
+
+
+# ---- wrong contenders
+
+
+def half_done(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.full_like(x, math.nan)
+    out[:32] = x[:32] * 2 + y
+    return out
+
+
+def off_by_a_little(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x * 2 + y * 1.001
+
+
+WRONG: list[Callable[..., Any]] = [
+    half_done,
+    off_by_a_little,
+    lambda x, y: x * 2,
+    lambda x, y: torch.zeros_like(x),
+    lambda x, y: (x * 2 + y).half(),
+    lambda x, y: (x * 2 + y).t(),
+    lambda x, y: (x * 2 + y, x),
+    lambda x, y: None,
+    lambda x, y: x,
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_contender_gets_no_time(x: torch.Tensor, y: torch.Tensor, wrong: Callable[..., Any]) -> None:
+    result = bench(axpy, x, y, against={"wrong": wrong, "right": lambda x, y: x * 2 + y}, **QUICK)
+    assert codes(result, "wrong") == ["WRONG"]
+    assert median(result, "wrong") is None
+    assert result.to_dict()["against"]["wrong"]["time_us"] is None
+    assert codes(result, "right") == []
+    assert median(result, "right")
+    assert result.checked_against == "axpy.reference"
+    assert "WRONG" in str(result)
+
+
+def test_without_a_definition_the_first_rival_is_the_reference(x: torch.Tensor) -> None:
+    result = bench(lambda x: x * 2, x, name="it", against={"first": lambda x: x * 3, "second": lambda x: x * 3}, **QUICK)
+    assert result.checked_against == "first"
+    assert [codes(result, name) for name in ("it", "first", "second")] == [["WRONG"], [], []]
+
+
+def test_check_is_the_reference_where_given(x: torch.Tensor) -> None:
+    result = bench(lambda x: x * 2, x, name="it", against={"first": lambda x: x * 3}, check=lambda x: x + x, **QUICK)
+    assert [codes(result, name) for name in ("it", "first")] == [[], ["WRONG"]]
+
+
+def test_tolerance_can_be_given(x: torch.Tensor) -> None:
+    near = {"near": lambda x: x * 2.002}
+    assert codes(bench(lambda x: x * 2, x, name="it", check=lambda x: x * 2, against=near, **QUICK), "near") == ["WRONG"]
+    assert codes(bench(lambda x: x * 2, x, name="it", check=lambda x: x * 2, against=near, rtol=0.01, **QUICK), "near") == []
+
+
+def test_a_lone_callable_is_unchecked(x: torch.Tensor) -> None:
+    result = bench(torch.neg, x, **QUICK)
+    assert codes(result, "neg") == ["UNCHECKED"]
+    assert result.checked_against is None
+    assert median(result, "neg")
+
+
+def test_random_results_are_not_compared_when_asked(x: torch.Tensor) -> None:
+    drop = torch.nn.functional.dropout
+    result = bench(drop, x, 0.5, check=False, against={"again": lambda x, p: drop(x, p)}, **QUICK)
+    assert codes(result, "dropout") == ["UNCHECKED"]
+    assert result["again"].is_ranked
+
+
+def test_a_rival_that_raises_is_reported_and_the_subject_raises(x: torch.Tensor) -> None:
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("no kernel for this")
+
+    result = bench(torch.neg, x, against={"right": lambda x: -x, "broken": broken}, **QUICK)
+    assert str(result["broken"].labels[0]) == "FAILED: ValueError: no kernel for this"
+    with pytest.raises(ValueError, match="no kernel"):
+        bench(broken, x, **QUICK)
+
+
+# ---- liars
+
+
+def test_a_cached_result_is_not_timed(x: torch.Tensor, y: torch.Tensor) -> None:
+    known: dict[Any, torch.Tensor] = {}
+
+    def by_version(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return known.setdefault((x.data_ptr(), x._version), x * 2 + y)
+
+    def by_address(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return known.setdefault(x.data_ptr(), x * 2 + y).clone()
+
+    result = bench(axpy, x, y, against={"by_version": by_version, "by_address": by_address}, **QUICK)
+    for name in ("by_version", "by_address"):
+        assert codes(result, name) == ["CACHED"]
+        assert median(result, name) is None
+
+
+def test_a_constant_that_is_returned_stays_what_it_was(x: torch.Tensor) -> None:
+    table = x * 2
+    before = table.clone()
+    result = bench(lambda x: table, x, name="it", check=lambda x: x * 2, **QUICK)
+    assert "CACHED" in codes(result, "it")
+    assert torch.equal(table, before)
+
+
+def test_a_callable_that_does_nothing_is_labelled(x: torch.Tensor) -> None:
+    for idle in (lambda x: x, lambda x: x.t(), lambda x: None):
+        result = bench(idle, x, name="idle", **QUICK)
+        assert "NO_WORK" in codes(result, "idle")
+        assert not result["idle"].is_ranked
+
+
+def test_mutated_arguments_are_restored_for_each_sample_and_the_callers_are_safe(x: torch.Tensor) -> None:
+    before = x.clone()
+    seen: list[float] = []
+
+    def double_in_place(x: torch.Tensor) -> torch.Tensor:
+        seen.append(float(x[0, 0]))
+        return x.mul_(2)
+
+    result = bench(double_in_place, x, against={"new": lambda x: x * 2}, **QUICK)
+    assert torch.equal(x, before)
+    assert "MUTATES" in codes(result, "double_in_place")
+    assert "x, restored" in str(result)
+    assert codes(result, "new") == []
+    assert set(seen[-8:-2]) == {float(before[0, 0])}, "the six samples, before the two calls of the last check"
+
+
+def test_a_rival_that_mutates_does_not_spoil_the_others(x: torch.Tensor) -> None:
+    result = bench(
+        lambda x: x + 1, x, name="it", check=lambda x: x + 1, against={"in_place": lambda x: x.add_(1), "last": lambda x: 1 + x}, **QUICK
+    )
+    assert [codes(result, name) for name in ("it", "in_place", "last")] == [[], ["MUTATES"], []]
+
+
+def test_held_tensors_are_named(x: torch.Tensor, y: torch.Tensor) -> None:
+    result = bench(lambda x: x * 2 + y, x, name="it", against={"eager": lambda x: x * 2 + y}, **QUICK)
+    assert codes(result, "it") == ["HOLDS_TENSORS"]
+    assert "y are no arguments" in str(result)
+
+
+def test_inputs_that_cannot_change_are_said_to_be_checked_once() -> None:
+    result = bench(torch.neg, torch.zeros(8), against={"mul": lambda x: x * -1}, check=lambda x: -x, **QUICK)
+    assert "checked once" in result["neg"].labels[0].text
+
+
+# ---- bytes
+
+
+def test_minimal_bytes_of_a_fused_function(x: torch.Tensor, y: torch.Tensor) -> None:
+    n = 64 * 32
+    assert bench(axpy, x, y, **QUICK).minimal_bytes == 4 * (n + 32 + n)
+    assert bench(axpy, x.bfloat16(), x, **QUICK).minimal_bytes == 2 * n + 4 * n + 4 * n
+    assert bench(axpy, x, x, **QUICK).minimal_bytes == 4 * (n + n), "one operand, given twice, is read once"
+    assert bench(axpy, x, y.expand(64, 32), **QUICK).minimal_bytes == 4 * (n + 32 + n)
+
+
+def test_in_place_reads_and_writes(x: torch.Tensor, y: torch.Tensor) -> None:
+    n = 64 * 32
+    result = bench(axpy, x, y, out=x, **QUICK)
+    assert result.minimal_bytes == 4 * (n + 32 + n)
+    assert "MUTATES" in codes(result, "axpy")
+    assert bench(axpy, x, y, out=torch.empty_like(x), **QUICK).minimal_bytes == 4 * (n + 32 + n), "out is written, not read"
+
+
+def test_out_reaches_only_those_that_take_it(x: torch.Tensor, y: torch.Tensor) -> None:
+    out = torch.zeros_like(x)
+    rivals = {"eager": lambda x, y: x * 2 + y, "add": lambda x, y, out: torch.add(y, x, alpha=2, out=out)}
+    result = bench(axpy, x, y, out=out, against=rivals, **QUICK)
+    assert [label.text for label in result["add"].labels] == ["it writes out, to the same values each time"]
+    assert codes(result, "eager") == []
+    assert out.eq(0).all(), "the caller's out is not written"
+
+
+def test_bytes_of_other_callables_are_what_is_declared(x: torch.Tensor) -> None:
+    assert bench(torch.neg, x, **QUICK).minimal_bytes is None
+    result = bench(torch.neg, x, bytes=16384, **QUICK)
+    assert result.minimal_bytes == 16384
+    time_us = median(result, "neg")
+    assert time_us
+    assert result["neg"].bytes_per_second == pytest.approx(16384 / (time_us * 1e-6))
+
+
+# ---- the record
+
+
+def test_a_result_goes_to_json_and_back(x: torch.Tensor, y: torch.Tensor) -> None:
+    result = bench(axpy, x[:, 1:-1], y[1:-1], against={"wrong": lambda x, y: x, "eager": lambda x, y: x * 2 + y}, seed=7, **QUICK)
+    record = json.loads(result.to_json())
+    assert BenchResult.from_json(result.to_json()) == result
+    assert record == result.to_dict()
+    assert record["schema"] == "wideload.bench/1"
+    assert record["seed"] == 7
+    assert record["arguments"][0] == {
+        "name": "x",
+        "dtype": "f32",
+        "shape": [64, 30],
+        "strides": [32, 1],
+        "offset": 1,
+        "device": "cpu",
+        "value": None,
+    }
+    times = record["against"]["eager"]["time_us"]
+    assert list(times) == ["min", "p5", "p20", "median", "p80", "p95", "n", "samples"]
+    assert len(times["samples"]) == times["n"] == 6
+    assert all(isinstance(sample, float) for sample in times["samples"])
+    assert 0 < times["min"] <= times["p5"] <= times["median"] <= times["p95"]
+    assert set(record["gpu_state"]) == {"sm_clock_before_mhz", "sm_clock_after_mhz", "throttle_before", "throttle_after"}
+
+
+def test_another_schema_is_refused(x: torch.Tensor) -> None:
+    record = bench(torch.neg, x, **QUICK).to_dict()
+    with pytest.raises(WideloadError, match=r"wideload\.bench/0"):
+        BenchResult.from_dict({**record, "schema": "wideload.bench/0"})
+
+
+def test_it_prints_a_plain_table(x: torch.Tensor, y: torch.Tensor) -> None:
+    text = str(bench(axpy, x, y, against={"eager": lambda x, y: x * 2 + y}, **QUICK))
+    lines = text.splitlines()
+    assert lines[0].split()[:2] == ["median", "us"]
+    assert [line.split()[0] for line in lines[1:3]] == ["axpy", "eager"]
+    assert "1.00x" in text
+    assert "\x1b" not in text
+    assert "on x f32[64, 32], y f32[32]" in lines
+
+
+def test_how_sampling_ended_is_recorded(x: torch.Tensor) -> None:
+    assert bench(torch.neg, x, **QUICK)["neg"].stopped in ("max_samples", "precision")
+    assert bench(torch.neg, x, max_seconds=0.0, precision=0.0, warm_up_seconds=0.0)["neg"].stopped == "max_seconds"
+    assert bench(torch.neg, x, precision=1e9, warm_up_seconds=0.0)["neg"].stopped == "precision"
+
+
+# ---- refusals and progress
+
+
+def test_modes_of_the_l2_need_a_gpu(x: torch.Tensor) -> None:
+    for mode in ("cold", "hot", "graph"):
+        with pytest.raises(DeviceError, match="runs on cpu"):
+            bench(torch.neg, x, mode=mode)  # type: ignore[arg-type]
+    with pytest.raises(DeviceError, match="allowed: auto"):
+        bench(torch.neg, x, mode="warm")  # type: ignore[arg-type]
+
+
+def test_two_contenders_of_one_name_are_refused(x: torch.Tensor) -> None:
+    with pytest.raises(WideloadError, match="two contenders are called 'neg'"):
+        bench(torch.neg, x, against={"neg": torch.neg})
+
+
+def test_keyword_arguments_reach_every_contender(x: torch.Tensor) -> None:
+    result = bench(torch.add, x, other=x, alpha=3, against={"mul": lambda x, other, alpha: x + alpha * other}, **QUICK)
+    assert codes(result, "mul") == []
+    assert [argument.name for argument in result.arguments] == ["argument 0", "other", "alpha"]
+
+
+def test_progress_shows_on_a_terminal_after_a_while(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress("quick") as progress:
+        progress(1, 2)
+    monkeypatch.setattr("wideload.measure.session._QUIET_SECONDS", -1.0)
+    with Progress("not a terminal") as progress:
+        progress(1, 2)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with Progress("slow work") as progress:
+        progress(1, 2)
+        assert progress._bar is not None
+    captured = capsys.readouterr()
+    assert captured.out == ""
