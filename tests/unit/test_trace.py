@@ -285,7 +285,7 @@ SPELT_ALIKE: list[list[Callable[..., Any]]] = [
     [lambda x, y, m: x.to(f16), lambda x, y, m: x.half(), lambda x, y, m: x.type(f16), lambda x, y, m: x.to(dtype=f16)],
     [lambda x, y, m: x.to(m.dtype), lambda x, y, m: x.bool(), lambda x, y, m: x.to(m), lambda x, y, m: x.type_as(m)],
     [lambda x, y, m: x, lambda x, y, m: x.to(f32), lambda x, y, m: x.float(), lambda x, y, m: x.to("cpu"), lambda x, y, m: x.to(x)],
-    [lambda x, y, m: x.clone(), lambda x, y, m: x.to(f32, copy=True), lambda x, y, m: torch.clone(x), lambda x, y, m: x.to(f32, False, True)],
+    [lambda x, y, m: x.clone(), lambda x, y, m: x.to(f32, copy=True), lambda x, y, m: x.to(f32, False, True)],
     [lambda x, y, m: torch.zeros_like(x), lambda x, y, m: torch.full_like(x, 0)],
     [lambda x, y, m: torch.addcmul(x, x, y), lambda x, y, m: x.addcmul(x, y, value=1)],
     [lambda x, y, m: torch.round(x), lambda x, y, m: x.round(decimals=0)],
@@ -391,20 +391,14 @@ def test_a_detached_intermediate_shares_its_memory() -> None:
 
 
 def test_every_cast() -> None:
-    for dtype in (f64, f32, f16, bf16, i8, torch.int16, i32, i64, u8, boolean):
-        name = {
-            boolean: "bool",
-            f32: "float",
-            f64: "double",
-            f16: "half",
-            i8: "char",
-            torch.int16: "short",
-            i32: "int",
-            i64: "long",
-            u8: "byte",
-        }
-        spellings = [lambda x, d=dtype: x.to(d), lambda x, d=dtype: x.type(d), lambda x, d=dtype: x.to("cpu", d)]
-        spellings += [lambda x, n=name[dtype]: getattr(x, n)()] if dtype in name else [lambda x: x.bfloat16()]
+    methods = "double float half bfloat16 char short int long byte bool".split()
+    for dtype, method in zip((f64, f32, f16, bf16, i8, torch.int16, i32, i64, u8, boolean), methods, strict=True):
+        spellings: list[Callable[..., Any]] = [
+            lambda x, d=dtype: x.to(d),
+            lambda x, d=dtype: x.type(d),
+            lambda x, d=dtype: x.to("cpu", d),
+            lambda x, name=method: getattr(x, name)(),
+        ]
         for spelling in spellings:
             for x in (Y, N, M, Y.half()):
                 got, want = wl.fuse(spelling)(x), spelling(x)
