@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -117,6 +118,4 @@ def _digest(key: _Key) -> str:
 
 
 def _compiler() -> str:
-    import wideload  # here: it imports this module
-
-    return f"wideload {wideload.__version__}, {nvrtc_identity()}"
+    return f"wideload {sys.modules['wideload'].__version__}, {nvrtc_identity()}"
