@@ -172,7 +172,8 @@ def _spells(names: str) -> Callable[[_S], _S]:
 
     def register(spelling: _S) -> _S:
         for name in names.split():
-            functions = [getattr(namespace, name) for namespace in _NAMESPACES if hasattr(namespace, name)]
+            owners = (torch.Tensor,) if name.startswith("__") else _NAMESPACES
+            functions = [getattr(owner, name) for owner in owners if hasattr(owner, name)]
             if not functions:
                 raise AttributeError(f"torch has no function {name}")
             SPELLINGS.update(dict.fromkeys(functions, spelling))
@@ -363,10 +364,10 @@ _reflects("__rrshift__", "bitwise_right_shift")
 
 @_spells("isclose")
 def _isclose(input: Any, other: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False) -> Call:
-    if input.dtype != other.dtype:
-        raise TypeError(f"isclose takes tensors of one dtype, got {input.dtype} and {other.dtype}")
-    real = other if other.dtype.is_floating_point else call("mul", other, 1.0)
-    error, allowed = call("abs", call("sub", input, real)), call("add", call("abs", call("mul", real, rtol)), atol)
+    if _is_number(other) or input.dtype != other.dtype:
+        raise TypeError(f"isclose takes two tensors of one dtype, got {input.dtype} and {getattr(other, 'dtype', 'a number')}")
+    x, y = (v if v.dtype.is_floating_point else call("mul", v, 1.0) for v in (input, other))
+    error, allowed = call("abs", call("sub", x, y)), call("add", call("abs", call("mul", y, rtol)), atol)
     close = call("logical_or", call("eq", input, other), call("logical_and", call("isfinite", error), call("le", error, allowed)))
     return call("logical_or", close, call("logical_and", call("isnan", input), call("isnan", other))) if equal_nan else close
 
@@ -511,6 +512,8 @@ def _pow(input: Any, exponent: Any) -> Call:
 
 @_spells("ldexp")
 def _ldexp(input: Any, other: Any) -> Call:
+    if _is_number(other):
+        raise TypeError("ldexp takes a tensor of exponents, got a number")
     return call("mul", input, call("pow", 2.0, other))
 
 

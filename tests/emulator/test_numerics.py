@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-import torch.nn.functional as F
 
 from tests.emulator.emulator import Approx, Program, build, run_on
 from wideload.dtypes import DTYPES
@@ -84,7 +83,7 @@ def program(dtype: torch.dtype, sanitize: bool = True) -> Program:
     kind, kernels = DTYPES[dtype].kind, []
     for op in OPS.values():
         result = result_dtype(op, dtype)
-        if "shape" in op.types or kind not in op.cuda or result is None or "result" in op.types and DTYPES[result].kind != kind:
+        if "shape" in op.types or kind not in op.cuda or result is None or ("result" in op.types and DTYPES[result].kind != kind):
             continue
         kernels.append(kernel(op.name, op, op.cuda[kind], dtype, result))
         if op.half and dtype == f32:
@@ -185,7 +184,7 @@ def check_unary(name: str, x: torch.Tensor, dtype: torch.dtype, ulp: float) -> N
     want = exact(op, *operands)
     want = round_once(want, dtype) if want.dtype == f64 else want
     for tier in ("", "_half") if op.half and dtype != f32 else ("",):
-        for approx in APPROX if tier or any(op.ulp) and dtype == f32 else APPROX[:1]:
+        for approx in APPROX if tier or (any(op.ulp) and dtype == f32) else APPROX[:1]:
             got = compute(op, *operands, tier=tier, approx=approx).to(want.dtype)
             if name in ANY_ZERO or approx != "exact":  # an error bound around a zero holds both
                 got, want = got + 0.0, want + 0.0
@@ -374,7 +373,7 @@ def test_sums_of_terms_are_within_the_bound_of_the_largest(name: str) -> None:
 
 
 def test_contraction_is_where_torchs_kernels_contract() -> None:
-    """a * a - (a * a rounded) is the rounding error of the product: 2^-24 where it is contracted, 0 where it is not."""
+    """The product a * a less its rounded value: 2^-24 where it is contracted, 0 where it is not."""
     a, c = torch.tensor([1 + 2**-12]), torch.tensor([-(1 + 2**-11)])
     assert compute(OPS["addcmul"], c, a, a, 1.0).tolist() == [2**-24]
     assert compute(OPS["add_alpha"], c, a, a).tolist() == [2**-24]
