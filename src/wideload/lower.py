@@ -293,7 +293,7 @@ def _literal(value: complex, target: ScalarType) -> str:
     if target.kind == "bool":
         return "true" if value != 0 else "false"
     if target.kind == "float":
-        return _float_literal(float(value), target.compute)
+        return _float_literal(value, target.compute)
     bits = 8 * target.itemsize
     whole = int(value) & ((1 << bits) - 1)
     if target.kind == "signed" and whole >> (bits - 1):
@@ -304,8 +304,9 @@ def _literal(value: complex, target: ScalarType) -> str:
 
 
 def _float_literal(value: float, ctype: str) -> str:
+    exact = np.int64(value) if isinstance(value, int) and -(1 << 63) <= value < 1 << 63 else np.float64(value)  # an int rounds once
     with np.errstate(over="ignore"):
-        rounded = np.float32(value) if ctype == "float" else np.float64(value)
+        rounded = exact.astype(np.float32 if ctype == "float" else np.float64)
     suffix = "f" if ctype == "float" else ""
     if np.isnan(rounded):
         return "__int_as_float(0x7fc00000)" if suffix else "__longlong_as_double(0x7ff8000000000000ll)"

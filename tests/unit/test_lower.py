@@ -1,0 +1,391 @@
+"""Expressions as C++ statements: conversions, roundings, literals, names, and where the cheap formulas of halves are chosen."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import wideload as wl
+from tests.emulator.emulated import run_emulated
+from wideload.dtypes import DTYPES
+from wideload.expr import Apply, Const, Expr, Load
+from wideload.lower import Program, Store, lower_expr
+from wideload.nvrtc import compile_cubin
+from wideload.ops_table import OPS, Op
+from wideload.trace import NumberArg, TensorArg, trace_function
+
+bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+i8, i16, i32, i64, u8, boolean = torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool
+
+
+def expression(function: Callable[..., Any], *dtypes: torch.dtype, **numbers: type) -> Expr:
+    names = function.__code__.co_varnames
+    tensors = tuple(TensorArg(name, dtype, (4,), torch.device("cpu")) for name, dtype in zip(names, dtypes, strict=False))
+    return trace_function(function, "f", tensors, {name: NumberArg(name, kind) for name, kind in numbers.items()}).expr
+
+
+def lower(
+    function: Callable[..., Any],
+    *dtypes: torch.dtype,
+    out: torch.dtype | None = None,
+    numerics: Any = "fused",
+    fast_math: bool = False,
+    **numbers: type,
+) -> Program:
+    expr = expression(function, *dtypes, **numbers)
+    stores = tuple(Store(node, out or expr.nodes[node].dtype) for node in expr.outputs)  # type: ignore[union-attr]
+    return lower_expr(expr, stores, numerics=numerics, fast_math=fast_math)
+
+
+def text(program: Program) -> list[str]:
+    """Statements and results as they are emitted."""
+    return [f"{s.ctype} {s.name} = {s.text}" for s in program.statements] + [f"{r.name}: {r.type.name} = {r.text}" for r in program.results]
+
+
+# ---- statements
+
+
+def test_one_statement_a_node_in_order() -> None:
+    program = lower(lambda x, b: F.silu(x + b) * x, bf16, bf16)
+    assert text(program) == ["float add = x + b", "float silu = ::half_silu(add)", "float mul = silu * x", "out: bf16 = mul"]
+    assert [(p.operand, p.name, p.type.storage) for p in program.parameters] == [(0, "x", "bf16"), (1, "b", "bf16")]
+    assert program.statements[0].at is not None
+    assert "F.silu(x + b) * x" in program.statements[0].at.text
+
+
+def test_operands_are_converted_to_the_type_that_the_op_computes_in() -> None:
+    assert text(lower(lambda x, y: x + y, i8, f32)) == ["float add = convert<float>(x) + y", "out: f32 = add"]
+    assert text(lower(lambda x, y: x < y, i8, i64)) == ["bool lt = convert<long long>(x) < y", "out: bool = lt"]
+    assert text(lower(lambda x, y: torch.where(x, y, 2), boolean, bf16)) == ["float where = x ? y : 2.0f", "out: bf16 = where"]
+    assert text(lower(lambda x, y: torch.logical_and(x, y), f32, boolean))[0] == "bool logical_and = convert<bool>(x) && y"
+    assert text(lower(lambda x: x / 2, i32)) == ["float div_number = convert<float>(x) / 2.0f", "out: f32 = div_number"]
+    assert text(lower(lambda x, y: x * y, bf16, f16)) == ["float mul = x * y", "out: f32 = mul"]
+    assert text(lower(lambda x, y: x & y, u8, i8))[0] == "short bitwise_and = convert<short>(x) & convert<short>(y)"
+
+
+def test_a_shape_operand_is_not_computed() -> None:
+    program = lower(lambda x: torch.zeros_like(x.exp()) + 1, f32)
+    assert text(program) == ["float full_like = 0.0f", "float add = full_like + 1.0f", "out: f32 = add"]
+    assert program.parameters == ()
+
+
+def test_only_what_a_store_needs_is_computed() -> None:
+    expr = expression(lambda x, y: (x.exp(), y.sin(), x), f32, f32)
+    one = lower_expr(expr, (Store(expr.outputs[0], f32),), numerics="fused")
+    assert text(one) == ["float exp = ::exp(x)", "out: f32 = exp"]
+    assert [p.name for p in one.parameters] == ["x"]
+    assert text(lower_expr(expr, (Store(expr.outputs[2], f32),), numerics="fused")) == ["out: f32 = x"]
+    everything = lower_expr(expr, tuple(Store(node, f32) for node in expr.outputs), numerics="fused")
+    assert [r.name for r in everything.results] == ["out0", "out1", "out2"]
+
+
+def test_runtime_numbers_are_parameters_of_one_type_a_kind() -> None:
+    program = lower(lambda x, n, s: x * s + n * (1 - s**n), bf16, n=int, s=float)
+    assert [(s.name, s.kind, s.ctype) for s in program.scalars] == [("s", float, "double"), ("number", float, "double")]
+    assert text(program)[0] == "float mul = x * convert<float>(s)"
+    assert text(lower(lambda x, s: x + s, i64, s=int)) == ["long long add = ::wrap_add(x, s)", "out: i64 = add"]
+    assert text(lower(lambda x, s: x + s, f64, s=float))[0] == "double add = x + s"
+    assert text(lower(lambda x, s: x + s, f64, s=int))[0] == "double add = x + convert<double>(s)"
+    assert text(lower(lambda x, s: x + s, u8, s=int))[0] == "unsigned char add = ::wrap_add(x, convert<unsigned char>(s))"
+
+
+def test_heavy_ops_mark_the_program() -> None:
+    assert lower(lambda x, y: x**y, f32, f32).is_heavy
+    assert not lower(lambda x, y: x * y, f32, f32).is_heavy
+    expr = expression(lambda x: (x.sin(), x + 1), f32)
+    assert not lower_expr(expr, (Store(expr.outputs[1], f32),), numerics="fused").is_heavy
+
+
+# ---- rounding
+
+
+def test_fused_rounds_where_the_user_says_and_at_the_store() -> None:
+    assert text(lower(lambda x: (x * 2).to(f16) + 1, bf16)) == [
+        "float mul = x * 2.0f",
+        "float cast = round_f16(mul)",
+        "float add = cast + 1.0f",
+        "out: f16 = add",
+    ]
+    assert text(lower(lambda x: x.float().half().double(), bf16)) == [
+        "float cast = x",
+        "float cast_2 = round_f16(cast)",
+        "double cast_3 = convert<double>(cast_2)",
+        "out: f64 = cast_3",
+    ]
+    assert text(lower(lambda x: x.to(i8).to(bf16), f32))[:2] == [
+        "signed char cast = convert<signed char>(x)",
+        "float cast_2 = round_bf16(convert<float>(cast))",
+    ]
+
+
+def test_eager_rounds_every_step_of_a_half() -> None:
+    function = lambda x, y: torch.where(x > y, (x + y) * x, y)  # noqa: E731
+    assert text(lower(function, bf16, bf16, numerics="eager")) == [
+        "bool gt = x > y",
+        "float add = round_bf16(x + y)",
+        "float mul = round_bf16(add * x)",
+        "float where = round_bf16(gt ? mul : y)",
+        "out: bf16 = where",
+    ]
+    assert text(lower(function, f32, f32, numerics="eager"))[1:3] == ["float add = x + y", "float mul = add * x"]
+    assert text(lower(lambda x: (x + 1) * 2, i8, numerics="eager"))[0] == "signed char add = ::wrap_add(x, (signed char)1)"
+    # An operand of another dtype is brought to the half first, as TensorIterator does.
+    assert text(lower(lambda x, y: x.maximum(y), f16, i32, numerics="eager"))[0] == (
+        "float maximum = round_f16(::maximum(x, round_f16(convert<float>(y))))"
+    )
+    assert text(lower(lambda x, y: x.maximum(y), f16, i32))[0] == "float maximum = ::maximum(x, convert<float>(y))"
+
+
+def test_eager_uses_the_expressions_of_aten() -> None:
+    assert lower(lambda x: F.silu(x), bf16, numerics="eager").statements[0].text == "round_bf16(x / (1 + ::exp(-x)))"
+    assert lower(lambda x: x / 3, f32, numerics="eager").statements[0].text == "x * (1 / 3.0f)"
+    assert lower(lambda x: 3 / x, f16, numerics="eager").statements[0].text == "round_f16(round_f16(1 / x) * 3.0f)"
+    assert lower(lambda x: 3 / x, f32, numerics="eager").statements[0].text == "(1 / x) * 3.0f"
+    assert lower(lambda x: x / 3, f32).statements[0].text == "x / 3.0f"
+
+
+def test_an_output_of_another_dtype_receives_the_rounded_result() -> None:
+    cases: list[tuple[torch.dtype, torch.dtype, str]] = [
+        (bf16, f32, "round_bf16(add)"),
+        (bf16, f16, "round_bf16(add)"),
+        (f16, f64, "convert<double>(round_f16(add))"),
+        (f32, bf16, "add"),
+        (f64, f32, "convert<float>(add)"),
+        (i32, f16, "convert<float>(add)"),
+        (i64, i8, "convert<signed char>(add)"),
+        (f32, f32, "add"),
+    ]
+    for have, out, want in cases:
+        (result,) = lower(lambda x: x + x, have, out=out).results
+        assert (result.text, result.type.dtype) == (want, out)
+    assert text(lower(lambda m: ~m, boolean, out=f32))[-1] == "out: f32 = convert<float>(bitwise_not)"
+
+
+# ---- the cheap formulas of halves
+
+CHEAP, EXACT = "::half_exp(", "::exp("
+TIERS: list[tuple[str, Callable[..., Any], tuple[torch.dtype, ...], bool]] = [
+    ("halves alone", lambda x: x.exp(), (bf16,), True),
+    ("fp16", lambda x: x.exp() * 2 + x, (f16,), True),
+    ("fp32", lambda x: x.exp(), (f32,), False),
+    ("fp64", lambda x: x.exp(), (f64,), False),
+    ("an integer, computed in fp32", lambda x: x.exp(), (i32,), False),
+    ("rounded by hand", lambda x: x.float().exp().to(bf16), (bf16,), True),
+    ("fp32 rounded by hand", lambda x: (x.exp() + 1).half(), (f32,), True),
+    ("fp32 result of a half", lambda x: x.float().exp(), (bf16,), False),
+    ("rounded, then fp32", lambda x: x.exp().to(bf16).to(f16).float(), (bf16,), True),
+    ("widened, not rounded", lambda x: x.exp().float(), (bf16,), False),
+    ("widened by another operand", lambda x, y: x.exp() + y, (bf16, f32), False),
+    ("widened after two steps", lambda x, y: (x.exp() * 2 + x) - y, (bf16, f32), False),
+    ("two results, one of them wide", lambda x: (x.exp(), x.exp().float()), (bf16,), False),
+    ("two results, both half", lambda x: (x.exp(), x.exp() + 1), (f16,), True),
+    ("compared", lambda x: x.exp() > 0.5, (bf16,), False),
+    ("compared, and a result too", lambda x: (x.exp(), x.exp() > 0.5), (bf16,), False),
+    ("chosen by", lambda x: torch.where(x.exp() > 0.5, x, 0), (bf16,), False),
+    ("chosen", lambda x: torch.where(x > 0.5, x.exp(), x), (bf16,), True),
+    ("a truth", lambda x: torch.logical_not(x.exp()), (bf16,), False),
+    ("an integer made of it", lambda x: x.exp().to(i8), (bf16,), False),
+    ("an integer made of it, and a half of that", lambda x: x.exp().to(i8).to(bf16), (bf16,), False),
+    ("fp64 made of it, and a half of that", lambda x: x.exp().double().to(bf16), (bf16,), True),
+    ("not needed by any result", lambda x: torch.zeros_like(x.exp()).float() + x.exp().to(f16), (bf16,), True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("function", "dtypes", "is_cheap"), [case[1:] for case in TIERS], ids=[case[0] for case in TIERS])
+def test_the_cheap_formula_is_used_where_only_halves_flow(
+    function: Callable[..., Any], dtypes: tuple[torch.dtype, ...], is_cheap: bool
+) -> None:
+    def joined(**options: Any) -> str:
+        return "\n".join(text(lower(function, *dtypes, **options)))
+
+    fused, eager, fast = joined(), joined(numerics="eager"), joined(fast_math=True)
+    assert (CHEAP in fused, EXACT in fused or "half_exp" in fused) == (is_cheap, True)
+    assert CHEAP not in eager
+    assert (CHEAP in fast) == (f64 not in dtypes)
+
+
+def test_out_decides_too() -> None:
+    """A half stored as fp32 was rounded to the half first; an fp32 result stored as a half is rounded to it."""
+    assert CHEAP in lower(lambda x: x.exp(), bf16, out=f32).statements[0].text
+    assert CHEAP in lower(lambda x: x.exp(), f32, out=f16).statements[0].text
+    assert CHEAP not in lower(lambda x: x.exp(), f64, out=f16).statements[0].text
+    assert CHEAP not in lower(lambda x: x.exp(), f32, out=f64).statements[0].text
+    expr = expression(lambda x: (x.exp(), x.exp() + 1), f32)
+    mixed = lower_expr(expr, (Store(expr.outputs[0], bf16), Store(expr.outputs[1], f32)), numerics="fused")
+    assert CHEAP not in mixed.statements[0].text
+
+
+# ---- literals
+
+LITERALS: list[tuple[torch.dtype, float | bool, str]] = [
+    (f32, 0.1, "0.1f"),
+    (f32, 2, "2.0f"),
+    (f32, -2.5, "(-2.5f)"),
+    (f32, -0.0, "(-0.0f)"),
+    (f32, 1e-45, "1e-45f"),
+    (f32, 1e-46, "0.0f"),
+    (f32, 16777217, "1.6777216e+07f"),
+    (f32, 3.4028235677973366e38, "__int_as_float(0x7f800000)"),
+    (f32, math.inf, "__int_as_float(0x7f800000)"),
+    (f32, -math.inf, "__int_as_float((int)0xff800000)"),
+    (f32, math.nan, "__int_as_float(0x7fc00000)"),
+    (bf16, 0.1, "0.1f"),
+    (f16, 65520.0, "65520.0f"),
+    (f64, 0.1, "0.1"),
+    (f64, 3, "3.0"),
+    (f64, 1e22, "1e+22"),
+    (f64, 5e-324, "5e-324"),
+    (f64, -math.inf, "__longlong_as_double((long long)0xfff0000000000000ull)"),
+    (f64, math.nan, "__longlong_as_double(0x7ff8000000000000ll)"),
+    (i8, -128, "(signed char)-128"),
+    (i8, 300, "(signed char)44"),
+    (i16, 65535, "(short)-1"),
+    (u8, -1, "(unsigned char)255"),
+    (u8, 256, "(unsigned char)0"),
+    (i32, 2**31 - 1, "2147483647"),
+    (i32, -(2**31), "(-2147483647 - 1)"),
+    (i32, 2**31, "(-2147483647 - 1)"),
+    (i64, 2**63 - 1, "9223372036854775807ll"),
+    (i64, -(2**63), "(-9223372036854775807ll - 1)"),
+    (i64, -1, "-1ll"),
+    (i64, True, "1ll"),
+    (boolean, True, "true"),
+    (boolean, False, "false"),
+]
+
+
+@pytest.mark.parametrize(("dtype", "value", "want"), LITERALS, ids=str)
+def test_literals(dtype: torch.dtype, value: float, want: str) -> None:
+    added = {"float": "x + {}", "bool": "x || {}"}.get(DTYPES[dtype].kind, "::wrap_add(x, {})")
+    assert lower(lambda x: x + value, dtype).statements[0].text == added.format(want)
+
+
+def test_an_int_is_rounded_once() -> None:
+    """2^62 + 2^38 + 1 lies just above the middle of two floats; as a double it is the middle, and would round down."""
+    n = 2**62 + 2**38 + 1
+    want = (torch.zeros(1) + n).item()
+    assert want == 2.0**62 + 2.0**39
+    (literal,) = re.findall(r"x \+ (\S+)f", lower(lambda x: x + n, f32).statements[0].text)
+    assert torch.tensor(float(literal), dtype=f32).item() == want
+
+
+def test_literals_have_torchs_values_when_the_kernel_runs() -> None:
+    floats = (math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-45, -1e-45, 1e-46, 5e-324, 0.1, -3.3, 65504.0, 65520.0, 6e-8, 2e-8, 3.4e38, 1e39)
+    ints = (0, 1, -1, 127, -128, 300, 2**31, -(2**31) - 1, 2**63 - 1, -(2**63))
+
+    def constants(x: Any, h: Any, b: Any, d: Any, c: Any, u: Any, n: Any) -> Any:
+        return [t * value for t in (x, h, b, d) for value in floats] + [t + value for t in (c, u, n) for value in ints]
+
+    arguments = [torch.full((1,), dtype.is_floating_point).to(dtype) for dtype in (f32, f16, bf16, f64, i8, u8, i64)]
+    for got, want in zip(run_emulated(wl.fuse(constants), *arguments), constants(*arguments), strict=True):
+        assert got.dtype == want.dtype
+        bits = {1: i8, 2: i16, 4: i32, 8: i64}[want.element_size()]
+        assert torch.equal(got.view(bits), want.view(bits)) or (got.isnan() & want.isnan()).all(), (got, want)
+
+
+# ---- names
+
+ODD_NAMES = """
+    int class_ exp sigmoid n i k first is_full out0 out0_data at0 rest1 size0 shift1 multiplier0 x_v x_data x_value add_2 add signed
+    bool half widen convert vec load_vector load_some load_elements store_vector store_some store_elements round_bf16 round_f16 narrow_to
+    divide_u31 divide_u63 f16 bf16 boolean DEVICE FUNCTION NULL thread_local char16_t template this threadIdx blockIdx warpSize register
+    float4 min max f_element f_dense f_strided __global__ wrap_add xor delete
+""".split()
+
+
+@pytest.mark.parametrize("kind", ["tensors", "uniform tensors", "numbers"])
+def test_names_of_the_user_never_meet_those_of_the_language_or_the_kernel(kind: str) -> None:
+    names = [*ODD_NAMES, "é", "λ", "名", "_", "_é"]
+    total = " + ".join(names)
+    scope: dict[str, Any] = {}
+    exec(f"def f(x, {', '.join(names)}):\n    s = x.bfloat16() + {total}\n    return (s.half() + x.bool()).sigmoid(), s", scope)
+    f = wl.fuse(scope["f"])
+    value: Any = {"tensors": None, "uniform tensors": torch.ones(()), "numbers": 0.5}[kind]
+    for x in (torch.ones(9), torch.ones(4, 6).t()[:, ::2]):
+        plan = f.plan(x, *(x if value is None else value for _ in names), target="sm_90").kernels[0]
+        compile_cubin(plan.source, arch="sm_90", name=plan.name)
+        program = plan.plan.program
+        taken = [p.name for p in (*program.parameters, *program.scalars)]
+        assert len(set(taken)) == len(names) + 1
+
+
+@pytest.mark.parametrize(
+    ("name", "want"),
+    [("3x", "fused_3x"), ("", "lambda"), ("a b-c", "a_b_c"), ("é", "fused"), ("int", "int"), ("<lambda>", "lambda"), ("_x_", "x")],
+)
+def test_a_kernel_is_called_like_its_function(name: str, want: str) -> None:
+    kernel = wl.fuse(lambda x: x + 1, name=name).plan(torch.ones(4), target="sm_90").kernels[0]
+    assert kernel.name == f"{want}_dense"
+    compile_cubin(kernel.source, arch="sm_90", name=kernel.name)
+
+
+def test_names_are_the_users_where_they_can_be() -> None:
+    program = lower(lambda gate, up_2, up: gate * up + up_2, f32, f32, f32)
+    assert [p.name for p in program.parameters] == ["gate", "up_2", "up"]
+    assert [s.name for s in program.statements] == ["mul", "add"]
+    assert [s.name for s in lower(lambda add: (add + 1) + 2, f32).statements] == ["add_2", "add_3"]
+    assert lower(lambda out0, out1: (out0, out1), f32, f32).results[1].name == "out1_2"
+
+
+# ---- what kernels cannot do
+
+
+def test_dtypes_that_kernels_do_not_hold_are_refused_by_name() -> None:
+    with pytest.raises(wl.DtypeError, match=r"argument x is torch\.complex64, .*allowed: f64"):
+        lower(lambda x: x + 1, torch.complex64)
+    with pytest.raises(wl.DtypeError, match=r"argument x is torch\.uint32"):
+        lower(lambda x: x.to(f32), torch.uint32)
+    with pytest.raises(wl.DtypeError, match=r"a result is torch\.complex64"):
+        lower(lambda x: x.to(torch.complex64), f32)
+    with pytest.raises(wl.DtypeError, match="complex number"):
+        lower(lambda x, s: x.double() + s, f32, s=complex)
+    with pytest.raises(wl.DtypeError, match=r"torch\.complex64|complex number"):
+        lower(lambda x: x + 1j, f32)
+    with pytest.raises(wl.DtypeError, match=r"out= is torch\.complex64"):
+        lower(lambda x: x + 1, f32, out=torch.complex64)
+
+
+def test_an_op_without_an_expression_of_the_kind_is_refused() -> None:
+    whole = Op("whole", ("input",), torch.neg, {"signed": "-{input}"}, ("result",), (0, 0))
+    load = Load(0, "x", f32, 1)
+    expr = Expr("f", (load,), (load, Apply(whole, (0,), f32, 1)), (1,))
+    with pytest.raises(wl.DtypeError, match="whole is not defined for float operands; defined for: signed"):
+        lower_expr(expr, (Store(1, f32),), numerics="fused")
+
+
+def test_every_dtype_lowers_a_copy() -> None:
+    for dtype, row in DTYPES.items():
+        program = lower(lambda x: x.clone(), dtype)
+        assert (program.statements[0].ctype, program.statements[0].text) == (row.compute, "x")
+
+
+def accepted(op: Op) -> Iterator[tuple[list[torch.dtype], torch.dtype]]:
+    """(dtypes of its tensor operands, dtype of the result) that torch accepts; the operands after the tensors are the number 1."""
+    for dtype in (f32, f64, bf16, i32, i8, u8, boolean):
+        tensors = [torch.ones(2).to(boolean if mark == "bool" else dtype) for mark in op.types]
+        for num_tensors in range(1, len(tensors) + 1):
+            try:
+                result = op.torch(*tensors[:num_tensors], *[1] * (len(tensors) - num_tensors))
+            except (RuntimeError, TypeError, NotImplementedError):
+                continue
+            yield [tensor.dtype for tensor in tensors[:num_tensors]], result.dtype
+
+
+@pytest.mark.parametrize("numerics", ["fused", "eager"])
+def test_every_op_lowers_where_torch_has_it(numerics: Any) -> None:
+    for name, op in OPS.items():
+        lowered = 0
+        for dtypes, result in accepted(op):
+            loads = [Load(i, f"x{i}", dtype, 1) for i, dtype in enumerate(dtypes)]
+            nodes: list[Any] = [*loads, *[Const(1)] * (len(op.operands) - len(loads))]
+            expr = Expr("f", tuple(loads), (*nodes, Apply(op, tuple(range(len(nodes))), result, 1)), (len(nodes),))
+            program = lower_expr(expr, (Store(len(nodes), result),), numerics=numerics)
+            assert not re.search("[{}]", program.statements[-1].text), name
+            lowered += 1
+        assert lowered, name
