@@ -789,7 +789,6 @@ class Captures:
             walk.run(self._target, self._name)
         except TraceError as refusal:
             error = str(refusal)
-            walk.parts.append(("refused", error))
         parts = tuple(walk.parts)
         with _STATES_LOCK:
             state = _STATES.setdefault(parts, _State(parts))

@@ -38,6 +38,7 @@ K = 1.0
 LIST, DICT, SET = [1.0, 2.0], {"a": 1.0}, {1, 2}
 TENSOR, ARRAY = torch.ones(3), np.ones(3)
 PAIR = (1.0, 2.0)
+TEXT = "12"
 ACTIVATION = F.silu
 LOG = logging.getLogger("captures")
 plug = types.ModuleType("plug")
@@ -219,16 +220,22 @@ partial = functools.partial(offset, by=2.0)
 
 
 class Mode(enum.Enum):
-    FAST, SLOW = 1, 2
+    FAST, SLOW, MANY = 1, 2, [1.0]
 
     def weight(self):
         return K * self.value
+
+
+Mode.FAST.alpha = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Frozen:
     eps: float = 1e-5
     act: typing.Any = F.relu
+
+    def shifted(self, x):
+        return x * K
 
 
 @dataclasses.dataclass
@@ -246,6 +253,71 @@ class Pair:
 
     def unused(self):
         return LIST[0]
+
+    def __repr__(self):
+        return f"{LIST}"
+
+
+class Base:
+    def __init__(self, value):
+        self.value = value * K
+
+    def shifted(self):
+        return self.value + cfg.eps
+
+
+class Derived(Base):
+    def __init__(self, value):
+        super().__init__(value)
+
+
+class Meta(type):
+    def __call__(cls, x):
+        return x * K
+
+
+class WithMeta(metaclass=Meta):
+    pass
+
+
+class Tagged(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tag = 2.0
+
+    def forward(self, x):
+        return x * K
+
+
+tagged = torch.nn.ModuleList([Tagged()])
+
+
+def iterates(x):
+    for module in tagged:
+        x = module(x) * module.tag
+    return x
+
+
+def reassigns(x):
+    scale = cfg.eps
+    for _ in range(2):
+        x, scale = x * scale, K
+    return x
+
+
+def loads_before_it_stores(x):
+    for i in range(2):
+        if i:
+            x = x * _late  # noqa: F821 - stored by the turn before
+        _late = K
+    return x
+
+
+def branches(x, flag):
+    scale = cfg.eps
+    if flag:
+        x, scale = -x, K
+    return x * scale
 
 
 frozen = Frozen()
@@ -329,6 +401,9 @@ FOLLOWED = [
     ("a module's attribute", lambda x: x * plug.scale, plug, "scale", 3.0),
     ("an attribute below a module", lambda x: x * plug.inner.bias, plug.inner, "bias", 2),
     ("a local alias", aliased, cfg.inner, "b", 3),
+    ("a local assigned twice", reassigns, GLOBALS, "K", 2.0),
+    ("a local assigned in one of two branches", branches, cfg, "eps", 2.0),
+    ("a local assigned below its use", loads_before_it_stores, GLOBALS, "K", 2.0),
     ("an inner function", nested, cfg, "eps", 1e-6),
     ("a chain among jumps", many_ways, plug, "scale", 0.5),
     ("a call with stars", many_ways, GLOBALS, "ACTIVATION", F.gelu),
@@ -374,10 +449,17 @@ FOLLOWED = [
     ("a nested fused function replaced", lambda x: fused(x), GLOBALS, "fused", FakeFused(helper)),
     ("an enum's method", lambda x: x * Mode.FAST.weight(), GLOBALS, "K", 2.0),
     ("an enum member", lambda x: x * (PAIR == Mode.FAST), GLOBALS, "PAIR", Mode.SLOW),
+    ("an enum member passed on", lambda x: read_alpha(x, Mode.FAST), Mode.FAST, "alpha", 3.0),
     ("a named tuple's field", lambda x: x * bounds.low, GLOBALS, "bounds", Bounds(0.5, 1.0)),
     ("a named tuple passed on", lambda x: clip(x, bounds), GLOBALS, "bounds", Bounds(0.0, 2.0)),
     ("a frozen dataclass passed on", lambda x: apply(x, frozen), GLOBALS, "frozen", Frozen(1e-6)),
     ("a frozen dataclass's function", lambda x: apply(x, frozen), GLOBALS, "frozen", Frozen(act=F.gelu)),
+    ("a frozen dataclass's method", lambda x: shift(x, frozen), GLOBALS, "K", 2.0),
+    ("an attribute of a module passed on", iterates, tagged[0], "tag", 3.0),
+    ("the forward of a module made inside", lambda x: Tagged()(x), GLOBALS, "K", 2.0),
+    ("a base's __init__", lambda x: Derived(x).value, GLOBALS, "K", 2.0),
+    ("a metaclass", lambda x: WithMeta(x), GLOBALS, "K", 2.0),
+    ("a method by computed name", lambda x: getattr(Derived(x), TEXT[2:] + "shift" + "ed")(), cfg, "eps", 2.0),
     ("a method of an object made inside", lambda x: Pair(x, x).width(), GLOBALS, "K", 2.0),
     ("a property of an object made inside", lambda x: Pair(x, x).middle, plug, "scale", 3.0),
     ("a tensor's metadata", lambda x: x * TENSOR.ndim, GLOBALS, "TENSOR", torch.ones(1, 1)),
@@ -391,6 +473,10 @@ mapped, without_grad = torch.vmap(lambda x: x * K), torch.no_grad()(lambda x: x 
 
 def clip(x, limits):
     return x.clamp(limits.low, limits.high)
+
+
+def shift(x, settings):
+    return settings.shifted(x)
 
 
 def apply(x, settings):
@@ -410,6 +496,13 @@ def test_a_closure_follows_nonlocal_assignment():
     assign_closed(1.0)
     assert before != during
     assert captures.read() == before
+
+
+def test_a_closure_is_followed_into_an_inner_function():
+    def make(value):
+        return lambda x: (lambda y: [y * value for _ in range(2)])(x)
+
+    assert key(make(1.0)) == key(make(1.0)) != key(make(2.0))
 
 
 def test_a_cell_that_is_still_empty_is_no_error():
@@ -630,6 +723,9 @@ ALLOWED = {
     "unused list": lambda x: (lambda y: y)(x),
     "module in a sequential": torch.nn.Sequential(torch.nn.GELU(), torch.nn.SiLU()),
     "quiet calls": quiet,
+    "is None": lambda x: x if cfg is None else x * cfg.eps,
+    "a method of a string": lambda x: x * float(TEXT.strip()),
+    "a module passed on": iterates,
     "pattern matching": matched,
     "every kind of jump": many_ways,
 }
@@ -725,6 +821,7 @@ def plus_one(x: torch.Tensor):
 
 scripted, traced, hooked_gelu = script(plus_one), script(torch.nn.GELU(), torch.ones(1)), hooked()
 module_list = torch.nn.ModuleList([Weighted()])
+parameters = torch.nn.ParameterList([torch.ones(1)])
 holder = types.SimpleNamespace(weighted=Weighted(), act=act)
 
 REFUSED = [
@@ -782,6 +879,11 @@ REFUSED = [
     (lambda x: module_list[0](x), "`module_list.0.weight`", "Parameter", "argument"),
     (lambda x: holder.weighted(x), "`holder.weighted.weight`", "Parameter", "argument"),
     (Weighted(), "`self.weight`", "Parameter", "argument"),
+    (lambda x: x * parameters[0], "`parameters.0`", "Parameter", "argument"),
+    (lambda x: offset(x, Mode.MANY.value), "`Mode.MANY.value`", "list", "tuple"),
+    (lambda x: (lambda m: x * m.value[0])(Mode.MANY), "`Mode.MANY.value`", "list", "tuple"),
+    (lambda x: np.random.RandomState(0), "`np.random.RandomState`", "next call", "before"),
+    (lambda x: offset(x, logging.getLevelName(10)), "`_levelToName`", "dict", "argument"),
     (torch.nn.PReLU(), "`self.weight`", "Parameter", "argument"),
     (torch.nn.Sequential(torch.nn.GELU(), Weighted()), "`self.1.weight`", "Parameter", "argument"),
     (functools.partial(offset, by=TENSOR), "by=...", "Tensor", "argument"),
