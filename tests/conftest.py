@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
+
+os.environ["WIDELOAD_CACHE"] = "0"  # every test compiles what it looks at; those of the cache turn it on, in a folder of their own
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from wideload.cache import find_cubin
+from wideload.cache import find_cubins
 from wideload.emit.kernel import emit_kernel
 from wideload.errors import TraceError
 from wideload.expr import Expr, Numerics, evaluate_host
@@ -58,12 +58,8 @@ def prepare_launches(
 ) -> tuple[Launch, ...]:
     """Plan, compile and load the kernels for these layouts."""
     plans = plan_kernels(expr, operands, targets, numerics=numerics, fast_math=fast_math, is_in_place=is_in_place)
-    return tuple(_launch(plan, device) for plan in plans)
-
-
-def _launch(plan: KernelPlan, device: int) -> Launch:
-    cubin = find_cubin(emit_kernel(plan.program, plan.variant), arch=device_arch(device), name=plan.name)
-    return Launch(LoadedKernel(cubin, plan.grid), plan)
+    cubins = find_cubins([(emit_kernel(plan.program, plan.variant), device_arch(device), plan.name) for plan in plans])
+    return tuple(Launch(LoadedKernel(cubin, plan.grid), plan) for cubin, plan in zip(cubins, plans, strict=True))
 
 
 def run_launches(
