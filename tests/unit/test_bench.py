@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import torch
 import wideload as wl
 from wideload.errors import DeviceError, WideloadError
 from wideload.measure import BenchResult, bench, random_tensor
+from wideload.measure.labels import Label
 from wideload.measure.session import Progress
 
 QUICK: dict[str, Any] = {"max_samples": 6, "warm_up_seconds": 0.0}
@@ -263,6 +265,16 @@ def test_it_prints_a_plain_table(x: torch.Tensor, y: torch.Tensor) -> None:
     assert "1.00x" in text
     assert "\x1b" not in text
     assert "on x f32[64, 32], y f32[32]" in lines
+
+
+def test_no_share_above_the_nominal_is_printed(x: torch.Tensor) -> None:
+    result = bench(torch.neg, x, bytes=1000, **QUICK)
+    fast = dataclasses.replace(result.subject, bytes_per_second=5e12, labels=(Label("SERVED_BY_L2", "5 TB/s"),))
+    shown = str(dataclasses.replace(result, subject=fast, nominal_bytes_per_second=4.8e12))
+    assert "104" not in shown
+    assert " - " in shown.splitlines()[1], "and no rank"
+    slow = dataclasses.replace(result.subject, bytes_per_second=4.32e12, labels=())
+    assert "90.0%" in str(dataclasses.replace(result, subject=slow, nominal_bytes_per_second=4.8e12))
 
 
 def test_how_sampling_ended_is_recorded(x: torch.Tensor) -> None:

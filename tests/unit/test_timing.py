@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from tests.simulated_gpu import LAUNCH_HOST_US, SimulatedGpu, simulated_gpu
 from wideload.measure.timing import (
@@ -201,6 +202,15 @@ def test_what_nothing_hides_is_given_up_once(simulated_gpu: SimulatedGpu) -> Non
     before = simulated_gpu.num_flushes
     sampler.sample()
     assert simulated_gpu.num_flushes == before + 1
+
+
+def test_a_hot_call_finds_what_the_call_before_it_left(simulated_gpu: SimulatedGpu) -> None:
+    x = torch.ones(1000)
+    times = {}
+    for mode in ("cold", "hot"):
+        sampler = EventSampler(lambda: simulated_gpu.launch(lambda: None, x), flush_of(simulated_gpu), mode=mode)  # type: ignore[arg-type]
+        times[mode] = sampler.sample()
+    assert times == pytest.approx({"cold": 1 + 4000 / simulated_gpu.bytes_per_us, "hot": 1.0})
 
 
 def test_arguments_are_restored_before_the_flush(simulated_gpu: SimulatedGpu) -> None:

@@ -89,6 +89,7 @@ class Trial:
 
     def answer(self, operands: Operands) -> list[torch.Tensor]:
         """Call it and return its outputs: the tensors that it returns, or where there are none the arguments that it changed."""
+        self._synchronize()
         return self._outputs(self.call(operands), operands)
 
     def _outputs(self, result: Any, operands: Operands) -> list[torch.Tensor]:
@@ -101,6 +102,11 @@ class Trial:
 
     def _call_first(self) -> Any:
         return self.call(self._operands)
+
+    def _call_alone(self) -> Any:
+        """Call it when all work on its arguments is done: one that runs on another stream does not wait for it."""
+        self._synchronize()
+        return self._call_first()
 
     def _synchronize(self) -> None:
         if self._gpu is not None:
@@ -130,7 +136,7 @@ class Trial:
         With ``is_random`` no values are compared, only whether outputs are written again.
         """
         operands = self._operands
-        result = self._call_first()
+        result = self._call_alone()
         got = self._outputs(result, operands)
         self._observe_writes(result)
         if want is not None:
@@ -145,13 +151,13 @@ class Trial:
             self._answers_for_itself, want = True, frozen(got)
         del result, got
         self._leave_shared_operands()
-        previous = self._call_first()
+        previous = self._call_alone()
         again = self._outputs(previous, self._operands)
         if self._answers_for_itself and (is_random or find_difference(again, want, self._tolerance) is not None):
             self._is_repeatable, want = False, None
             self._seen["unchecked"] = "as asked" if is_random else "its results differ from call to call"
         self._reset()
-        stale = self._find_stale(previous, self._call_first, want)
+        stale = self._find_stale(previous, self._call_alone, want)
         self._seen["stale"] = stale
         self._reset()
         if self._gpu is not None and stale is None:
@@ -176,8 +182,9 @@ class Trial:
             return
         shared, own = self._operands, self._operands.replicate()
         self._rotation, self._is_shared = Rotation(own), False
-        self._call_first()
-        self._call_first()
+        self._call_alone()
+        self._call_alone()
+        self._synchronize()
         self._seen["is_drifting"] = not own.same_as(shared)
         shared.restore()
         own.restore()
@@ -230,9 +237,10 @@ class Trial:
         if self._captured is not None:
             self._seen["stale"] = self._find_stale(self._captured.results[0], partial(_replay, self._captured), want)
         else:
-            previous = self._call_first()
+            previous = self._call_alone()
+            self._synchronize()
             self._reset()
-            self._seen["stale"] = self._find_stale(previous, self._call_first, want)
+            self._seen["stale"] = self._find_stale(previous, self._call_alone, want)
 
     def note_unchecked(self, why: str) -> None:
         """Note why a check was not made, unless there is a reason already."""
@@ -243,7 +251,7 @@ class Trial:
     def probe(self) -> None:
         """Time a few single calls after a flush, to choose how to time it; and what the host spends on a call."""
         assert self._gpu is not None
-        sampler = EventSampler(self._call_first, self._gpu.flush, restore=self._restore)
+        sampler = EventSampler(self._call_first, self._gpu.flush)
         self.probe_us = float(np.median([sampler.sample() for _ in range(_NUM_PROBES)]))
         if sampler.is_host_hidden:
             self._seen["cold_call_us"] = self.probe_us
