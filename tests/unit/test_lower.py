@@ -279,14 +279,23 @@ def test_literals_have_torchs_values_when_the_kernel_runs() -> None:
     floats = (math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-45, -1e-45, 1e-46, 5e-324, 0.1, -3.3, 65504.0, 65520.0, 6e-8, 2e-8, 3.4e38, 1e39)
     ints = (0, 1, -1, 127, -128, 300, 2**31, -(2**31) - 1, 2**63 - 1, -(2**63))
 
-    def constants(x: Any, h: Any, b: Any, d: Any, c: Any, u: Any, n: Any) -> Any:
-        return [t * value for t in (x, h, b, d) for value in floats] + [t + value for t in (c, u, n) for value in ints]
+    def constants(k: Any, *ones: Any) -> Any:
+        """Element k of each result is the product with, or the sum with, number k."""
+        results = []
+        for x in ones:
+            values = floats if x.is_floating_point() else ints
+            result = x
+            for index, value in enumerate(values):
+                result = torch.where(k == index, x * value if x.is_floating_point() else x + value, result)
+            results.append(result)
+        return results
 
-    arguments = [torch.full((1,), dtype.is_floating_point).to(dtype) for dtype in (f32, f16, bf16, f64, i8, u8, i64)]
-    for got, want in zip(run_emulated(wl.fuse(constants), *arguments), constants(*arguments), strict=True):
+    k = torch.arange(max(len(floats), len(ints)), dtype=i32)
+    ones = [torch.ones(len(k), dtype=dtype) for dtype in (f32, f16, bf16, f64, i8, u8, i64)]
+    for got, want in zip(run_emulated(wl.fuse(constants), k, *ones), constants(k, *ones), strict=True):
         assert got.dtype == want.dtype
         bits = {1: i8, 2: i16, 4: i32, 8: i64}[want.element_size()]
-        assert torch.equal(got.view(bits), want.view(bits)) or (got.isnan() & want.isnan()).all(), (got, want)
+        assert ((got.view(bits) == want.view(bits)) | (got.isnan() & want.isnan())).all(), (got, want)
 
 
 # ---- names
