@@ -159,7 +159,7 @@ def same(ours: Any, theirs: Any) -> bool:
 @pytest.mark.parametrize("dtype", X, ids=str)
 @pytest.mark.parametrize("function", FUNCTIONS, ids=ids(FUNCTIONS))
 def test_a_spelling_computes_what_torch_does(function: Callable[..., Any], dtype: torch.dtype) -> None:
-    """With its required arguments alone, and with every one, those after the first by torch's own keywords."""
+    """With its required arguments alone, with all that may stand by position, and with all by torch's own keywords."""
     if function is torch.special.round and not dtype.is_floating_point:
         pytest.skip("it has no integer kernels, though torch.round has")
     spelling, x = SPELLINGS[function], X[dtype]
@@ -168,14 +168,15 @@ def test_a_spelling_computes_what_torch_does(function: Callable[..., Any], dtype
     y[y == 0] = 1  # integer division
     accepted = set()
     for other in (2, 2.5) if function.__name__.startswith("__r") else (y, y if dtype == torch.bool else y.abs(), 2, 2.5):
-        values = {p.name: ARGUMENTS.get(p.name, other) for p in parameters[1:]}
+        values = {p.name: x if p.name in ("input", "tensor1") else ARGUMENTS.get(p.name, other) for p in parameters[1:]}
         if dtype == torch.bool and "alpha" in values:
             values["alpha"] = True
         if getattr(F, function.__name__, None) is not function:
             values.pop("inplace", None)
         first = MASK if parameters[0].name == "condition" else x
         required = [values[p.name] for p in parameters[1:] if p.default is inspect.Parameter.empty]
-        calls: list[tuple[list[Any], dict[str, Any]]] = [([first, *required], {})]
+        positional = [values[p.name] for p in parameters[1:] if p.kind is p.POSITIONAL_OR_KEYWORD and p.name in values]
+        calls: list[tuple[list[Any], dict[str, Any]]] = [([first, *required], {}), ([first, *positional], {})]
         if not function.__name__.startswith("__") and (function is not torch.where or isinstance(other, torch.Tensor)):
             calls.append(([first], values))
         for args, kwargs in calls:
