@@ -39,13 +39,8 @@ def test_values_dtypes_and_strides_are_torchs(name: str, dtype: torch.dtype) -> 
     x, y = (torch.randn(6, 5, generator=generator, dtype=f64).mul(3).to(dtype) for _ in range(2))
     bias = torch.randn(5, generator=generator, dtype=f64).to(dtype)
     arguments = {"add": (x, y), "swiglu": (x, y), "bias_gelu": (x, bias), "bias_silu_mul": (x, bias, y)}[name]
-    for given in (
-        arguments,
-        tuple(a[:, ::2] if a.ndim == 2 else a[::2] for a in arguments),
-        tuple(a.t() if a.ndim == 2 else a for a in arguments[:2]),
-    ):
-        if len(given) != len(arguments) or given[0].shape[-1:] != given[1].shape[-1:]:
-            continue
+    turned = tuple(a.t().contiguous().t() if a.ndim == 2 else a for a in arguments)
+    for given in (arguments, tuple(a[..., ::2] for a in arguments), turned):
         got = getattr(ops, name)(*given)
         exact = PLAIN[name](*(a.double() for a in given)).to(dtype)
         eps = torch.finfo(dtype).eps
