@@ -9,6 +9,7 @@ import string
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -254,7 +255,7 @@ def test_every_name_of_a_function_is_spelled() -> None:
 
 def test_a_number_picks_the_row_that_torch_would() -> None:
     x, scalar = torch.ones(2), object()  # a runtime scalar is no Python number either
-    for other, suffix in ((x, ""), (2, "_number"), (2.5, "_number"), (scalar, "_number")):
+    for other, suffix in ((x, ""), (2, "_number"), (2.5, "_number"), (np.float32(2.5), "_number"), (scalar, "_number")):
         assert SPELLINGS[torch.pow](x, other).op.name == f"pow{suffix}"
         assert SPELLINGS[torch.Tensor.__truediv__](x, other).op.name == f"div{suffix}"
         assert SPELLINGS[torch.div](x, other, rounding_mode="trunc").op.name == f"div_trunc{suffix}"
@@ -304,6 +305,7 @@ def test_references_are_exact_in_the_tails() -> None:
     assert OPS["gelu"].reference(y).item() == torch.tensor(-5 * math.erfc(10 / math.sqrt(2))).item()  # type: ignore[misc]
     v = math.sqrt(8 / math.pi) * (10 + 0.044715 * 1000)
     assert OPS["gelu_tanh"].reference(y).item() == torch.tensor(-10 / (1 + math.exp(v))).item()  # type: ignore[misc]
+    assert torch.equal(OPS["sigmoid"].reference(torch.tensor([0, 1])), torch.sigmoid(torch.tensor([0, 1])))  # type: ignore[misc]
     assert OPS["rdiv"].reference(torch.tensor([3.0]), 2.0).item() == torch.tensor(2 / 3).item()  # type: ignore[misc]
 
 
