@@ -280,9 +280,10 @@ def _judge_driver(facts: Facts) -> Check:
 def _judge_gpus(facts: Facts) -> tuple[list[Check], bool]:
     """One row for each GPU; true if there is a supported one, and all of them run kernels."""
     if not facts.gpus:
-        found = facts.gpus_error or (f"{facts.num_gpus}, which torch does not see" if facts.num_gpus else "none")
-        state: State = "problem" if facts.num_gpus or facts.gpus_error else "missing"
-        return [Check("GPU", state, found, "kernels can be compiled, not launched", "nvidia-smi" if facts.gpus_error else "")], False
+        error = facts.gpus_error if facts.driver_cuda else None  # without a driver, torch has only that to say
+        state: State = "problem" if facts.num_gpus or error else "missing"
+        found = error or (f"{facts.num_gpus}, which torch does not see" if facts.num_gpus else "none")
+        return [Check("GPU", state, found, "kernels can be compiled, not launched", "nvidia-smi" if error else "")], False
     checks = []
     for index, gpu in enumerate(facts.gpus):
         found = f"{gpu.name}, sm_{gpu.compute_capability[0]}{gpu.compute_capability[1]}"
