@@ -81,7 +81,7 @@ STRUCTURES = [
 ]
 
 
-@pytest.mark.parametrize(("out", "message"), STRUCTURES, ids=str)
+@pytest.mark.parametrize(("out", "message"), STRUCTURES, ids=range(len(STRUCTURES)))
 def test_another_structure_is_refused(out: Any, message: str) -> None:
     with pytest.raises(wl.LayoutError, match=message):
         both(torch.ones(2), torch.ones(2), out=out)
