@@ -21,7 +21,7 @@ from wideload.plan import ACCESS_BYTES, KernelPlan, Operand, Target, plan_kernel
 from wideload.promotion import infer_dtype
 from wideload.replay import NodeLayout
 
-__all__ = ["Launch", "alignment_of", "describe_operand", "kernel_arguments", "prepare_launches", "run_launches"]
+__all__ = ["Launch", "describe_operand", "kernel_arguments", "phase_of", "prepare_launches", "run_launches"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +32,15 @@ class Launch:
     plan: KernelPlan
 
 
-def alignment_of(tensor: torch.Tensor) -> int:
-    """The largest power of two, up to a whole access, that divides the address, in bytes."""
-    address = tensor.data_ptr() | ACCESS_BYTES
-    return address & -address
+def phase_of(tensor: torch.Tensor) -> int:
+    """The address modulo a whole access, in bytes."""
+    return tensor.data_ptr() % ACCESS_BYTES
 
 
 def describe_operand(tensor: torch.Tensor, device: torch.device) -> Operand:
     """What the planner needs to know of an argument."""
     on_host = tensor.device != device
-    return Operand(
-        tensor.dtype, NodeLayout(tuple(tensor.shape), tensor.stride()), ACCESS_BYTES if on_host else alignment_of(tensor), on_host
-    )
+    return Operand(tensor.dtype, NodeLayout(tuple(tensor.shape), tensor.stride()), 0 if on_host else phase_of(tensor), on_host)
 
 
 def prepare_launches(

@@ -19,7 +19,7 @@ import torch
 
 from wideload.captures import find_captures, unwrap_callable
 from wideload.errors import DeviceError, DtypeError, LayoutError, TraceError
-from wideload.execute import Launch, alignment_of, describe_operand, prepare_launches, run_launches
+from wideload.execute import Launch, describe_operand, phase_of, prepare_launches, run_launches
 from wideload.expr import Apply, Cast, Load, Node, Numerics, evaluate_host
 from wideload.gpus import find_target
 from wideload.outputs import check_outputs
@@ -155,7 +155,7 @@ class FusedFunction:
         operands = [describe_operand(t, call.device) for t in call.tensors]
         is_in_place = False
         if out is None:
-            targets = [Target(node, dtype, layout, 16) for node, layout, dtype in zip(traced.expr.outputs, layouts, dtypes, strict=True)]
+            targets = [Target(node, dtype, layout, 0) for node, layout, dtype in zip(traced.expr.outputs, layouts, dtypes, strict=True)]
         else:
             outs = self._match_out(traced, out)
             is_in_place = check_outputs(outs, _out_names(outs), layouts, dtypes, zip(call.names, call.tensors, strict=True))
@@ -292,12 +292,12 @@ class FusedFunction:
         ]
 
     def _launch(self, call: _Call, key: Any, traced: Traced) -> Any:
-        layout_key = (key, *((tuple(t.shape), t.stride(), alignment_of(t)) for t in call.tensors))
+        layout_key = (key, *((tuple(t.shape), t.stride(), phase_of(t)) for t in call.tensors))
         prepared = self._prepared.get(layout_key)
         if prepared is None:
             layouts, dtypes = self._result_layouts(call, traced)
             fresh = [position for position, node in enumerate(traced.expr.outputs) if not isinstance(traced.expr.nodes[node], Load)]
-            targets = [Target(traced.expr.outputs[p], dtypes[p], layouts[p], 16) for p in fresh]
+            targets = [Target(traced.expr.outputs[p], dtypes[p], layouts[p], 0) for p in fresh]
             prepared = self._prepared[layout_key] = _Prepared(tuple(layouts), self._prepare(call, traced, targets, is_in_place=False))
         outputs = traced.expr.outputs
         outs = [
@@ -340,8 +340,8 @@ class FusedFunction:
         return out
 
     def _launch_into(self, call: _Call, key: Any, traced: Traced, outs: list[torch.Tensor], is_in_place: bool) -> None:
-        out_key = tuple((t.dtype, tuple(t.shape), t.stride(), alignment_of(t)) for t in outs)
-        layout_key = (key, out_key, is_in_place, *((tuple(t.shape), t.stride(), alignment_of(t)) for t in call.tensors))
+        out_key = tuple((t.dtype, tuple(t.shape), t.stride(), phase_of(t)) for t in outs)
+        layout_key = (key, out_key, is_in_place, *((tuple(t.shape), t.stride(), phase_of(t)) for t in call.tensors))
         prepared = self._prepared.get(layout_key)
         if prepared is None:
             targets = [_target(node, t) for node, t in zip(traced.expr.outputs, outs, strict=True)]
@@ -479,7 +479,7 @@ def _restrided(tensor: torch.Tensor, layout: NodeLayout) -> torch.Tensor:
 
 
 def _target(node: int, tensor: torch.Tensor) -> Target:
-    return Target(node, tensor.dtype, NodeLayout(tuple(tensor.shape), tensor.stride()), alignment_of(tensor))
+    return Target(node, tensor.dtype, NodeLayout(tuple(tensor.shape), tensor.stride()), phase_of(tensor))
 
 
 def _out_names(outs: list[torch.Tensor]) -> list[str]:
