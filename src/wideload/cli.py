@@ -8,17 +8,23 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import datetime
 from typing import Annotated, Any
 
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from typer.core import TyperGroup
 
 import wideload
 from wideload import demo as demos
+from wideload import doctor as doctors
+from wideload import store
+from wideload.cache import read_stored
 from wideload.errors import DeviceError, WideloadError
 from wideload.nvrtc import nvrtc_version
 
@@ -95,6 +101,62 @@ def demo(
     raise typer.Exit(1 if report.faults else 0)
 
 
+@app.command()
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object instead of a table.")] = False) -> None:
+    """Say what is there, what is missing, and the one command that gets it.
+
+    Compiles a kernel and runs one on each GPU. Exits with 1 unless kernels can be compiled and, where there is a GPU, run.
+    """
+    diagnosis = doctors.diagnose()
+    if as_json:
+        _out.print_json(json.dumps({**asdict(diagnosis), "is_healthy": diagnosis.is_healthy}))
+    else:
+        _print_diagnosis(diagnosis)
+    raise typer.Exit(0 if diagnosis.is_healthy else 1)
+
+
+_cache = typer.Typer(no_args_is_help=True, help="Compiled kernels on the disk: list or remove them.")
+app.add_typer(_cache, name="cache")
+
+
+@_cache.command("ls")
+def cache_ls(as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object instead of a table.")] = False) -> None:
+    """List the kernels kept on the disk, the one used last first."""
+    folder = store.inspect_folder()
+    rows = [(entry, read_stored(entry)) for entry in folder.entries]
+    if as_json:
+        kernels = [
+            {**(asdict(stored) if stored else {}), "path": str(entry.path), "nbytes": entry.nbytes, "used_at": entry.used_at}
+            for entry, stored in rows
+        ]
+        where = str(folder.path) if folder.path else None
+        _out.print_json(json.dumps({"folder": where, "fault": folder.fault, "nbytes": folder.nbytes, "kernels": kernels}))
+        return
+    if folder.fault:
+        _out.print(f"{folder.path}: {folder.fault}", style="yellow", markup=False)
+        return
+    table = _table(("kernel", "arch", "registers", "kB", "used"), 2)
+    for entry, stored in rows:
+        names = (stored.name, stored.arch, str(stored.registers)) if stored else ("damaged", "", "")
+        table.add_row(*names, f"{entry.nbytes / 1e3:.1f}", f"{datetime.fromtimestamp(entry.used_at):%Y-%m-%d %H:%M}")
+    _print(f"{folder.path}: {len(rows)} kernels, {folder.nbytes / 1e6:.1f} MB", table)
+
+
+@_cache.command("clear")
+def cache_clear(as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object instead of a line.")] = False) -> None:
+    """Remove the kernels kept on the disk; they are compiled again when they are next wanted."""
+    try:
+        removed = store.clear_entries()
+    except OSError as error:
+        _err.print(f"{type(error).__name__}: {error}", style="red", markup=False)
+        raise typer.Exit(1) from None
+    nbytes = sum(entry.nbytes for entry in removed)
+    if as_json:
+        _out.print_json(json.dumps({"folder": str(store.cache_folder()), "removed": len(removed), "nbytes": nbytes}))
+    else:
+        _out.print(f"removed {len(removed)} kernels, {nbytes / 1e6:.1f} MB, from {store.cache_folder()}", markup=False)
+
+
 def _find_device(name: str | None) -> torch.device:
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -136,6 +198,19 @@ def _table(columns: Iterable[str], num_text_columns: int) -> Table:
 def _print(title: str, table: Table) -> None:
     _out.print(f"\n{title}", style="bold", markup=False)
     _out.print(table)
+
+
+def _print_diagnosis(diagnosis: doctors.Diagnosis) -> None:
+    colours = {"ok": "green", "missing": "yellow", "problem": "red"}
+    for check in diagnosis.checks:
+        line = f"[{colours[check.state]}]{check.state:<8}[/] {check.name:<14}"
+        _out.print(f"{line} {escape(check.found)}", soft_wrap=True)
+        for text, style in ((check.follows, "dim"), (check.command, "bold")):
+            if text:
+                _out.print(f"{'':24}{text}", style=style, markup=False, soft_wrap=True)
+    launch = "run" if diagnosis.can_launch else "not be run" if diagnosis.has_gpu else "be compiled, and there is no GPU to run them on"
+    verdict = f"Kernels can {launch}." if diagnosis.can_compile else "Kernels cannot be compiled."
+    _out.print(f"\n{verdict}", style="green" if diagnosis.is_healthy else "red")
 
 
 def _print_report(report: demos.Report) -> None:

@@ -12,6 +12,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from numbers import Number
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -85,8 +86,8 @@ def call(name: str, *operands: Any) -> Call:
 
 
 def _is_number(operand: Any) -> bool:
-    """Whether ``operand`` is a Python number or a runtime scalar: of all operands only tensors have a dtype."""
-    return not isinstance(operand, Call) and not hasattr(operand, "dtype")
+    """Whether ``operand`` is a number or a runtime scalar, not a tensor: of all but NumPy's numbers only tensors have a dtype."""
+    return isinstance(operand, Number) or not (isinstance(operand, Call) or hasattr(operand, "dtype"))
 
 
 def _is_literal(operand: Any, value: int) -> bool:
@@ -121,7 +122,7 @@ def _row(
     keeps_format: bool = False,
     converts_first: bool = False,
 ) -> Op:
-    """Add a row that no torch function is alone.
+    """Add a row.
 
     ``integer`` is the expression of signed and unsigned, ``number`` of float too, ``every`` of each kind that has none of its
     own; ``eager`` is of kind float. ``types`` is ``result`` for all operands by default.
@@ -192,7 +193,7 @@ def _reflects(name: str, row: str) -> None:
 
 def _in_double(function: Callable[..., Any]) -> Callable[..., Any]:
     """``function`` of a tensor, computed in fp64 and rounded once: what torch's fp32 formula loses in the tails is kept."""
-    return lambda input: function(input.double()).to(input.dtype)
+    return lambda input: function(input.double()).to(input.dtype if input.is_floating_point() else torch.get_default_dtype())
 
 
 # ---- arithmetic
@@ -267,7 +268,7 @@ _row(
 )
 _row("div_floor", "input other", operator.floordiv, number="::divide_floor({input}, {other})", heavy=True)
 
-# By a number, ATen multiplies by its reciprocal; of a number, too, and rounds in between.
+# ATen divides by a number with its reciprocal, and a number by a tensor with the tensor's, rounded.
 for _name, _aten in (
     ("div", "{input} * (1 / {other})"),
     ("div_trunc", "::trunc({input} * (1 / {other}))"),
@@ -600,6 +601,11 @@ def _gelu_tanh_reference(input: Any) -> Any:
     return input * torch.sigmoid(math.sqrt(8 / math.pi) * (input + 0.044715 * input**3))
 
 
+def _tanhshrink_reference(input: Any) -> Any:
+    series = input**3 * (1 / 3 - input**2 * (2 / 15 - input**2 * (17 / 315)))  # exact to 1e-13 below 0.01, where x - tanh(x) cancels
+    return torch.where(input.abs() < 0.01, series, input - torch.tanh(input))
+
+
 _op(
     "sigmoid expit",
     "input",
@@ -706,6 +712,15 @@ _op(
     eager="::hard_sigmoid_eager({input})",
     ulp=(2, 2),
 )
+_op(
+    "tanhshrink",
+    "input",
+    F.tanhshrink,
+    floating="::tanh_shrink({input})",
+    eager="{input} - {round}(::tanh({input}))",
+    reference=_in_double(_tanhshrink_reference),
+    ulp=(11, 7),
+)
 _op("hardshrink", "input lambd=0.5", F.hardshrink, floating="{input} >= -{lambd} && {input} <= {lambd} ? 0 : {input}")
 _op(
     "softshrink",
@@ -731,8 +746,3 @@ def _relu6(input: Any, inplace: bool = False) -> Any:
 @_spells("softsign")
 def _softsign(input: Any) -> Call:
     return call("div", input, call("add", call("abs", input), 1))
-
-
-@_spells("tanhshrink")
-def _tanhshrink(input: Any) -> Call:
-    return call("sub", input, call("tanh", input))

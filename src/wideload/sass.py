@@ -18,7 +18,7 @@ from typing import Literal
 
 from wideload.errors import CompileError
 
-__all__ = ["Access", "Instruction", "accesses_by_line", "disassemble", "main_path", "memory_accesses", "parse_sass"]
+__all__ = ["Access", "Instruction", "accesses_by_line", "disassemble", "find_nvdisasm", "main_path", "memory_accesses", "parse_sass"]
 
 MAIN_PATH_MARKER = "if (is_full)"
 """How generated kernels open the blocks that only thread blocks with nothing but whole accesses enter."""
@@ -85,7 +85,7 @@ def disassemble(cubin: bytes, *, lineinfo: bool = False) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [str(_find_nvdisasm()), "--print-code", *(["--print-line-info-inline"] if lineinfo else []), file.name]
+        command = [str(find_nvdisasm()), "--print-code", *(["--print-line-info-inline"] if lineinfo else []), file.name]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise CompileError(f"{command[0]} could not read a cubin of {len(cubin)} bytes: {done.stderr.strip() or done.stdout.strip()}")
@@ -177,8 +177,8 @@ def _block(code: list[str], start: int) -> range:
 
 
 @cache
-def _find_nvdisasm() -> Path:
-    """Look in NVIDIA's wheels, Conda, ``CUDA_HOME``, ``PATH`` and triton, in this order."""
+def find_nvdisasm() -> Path:
+    """Look in NVIDIA's wheels, Conda, ``CUDA_HOME``, ``PATH`` and triton, in this order; ``CompileError`` where it is in none."""
     found = _find_by_cuda_pathfinder() or shutil.which("nvdisasm") or _find_in_triton()
     if found is None:
         raise CompileError("nvdisasm was not found: install the wheel nvidia-cuda-nvdisasm (wideload[cu13] and wideload[cu12] bring it)")

@@ -231,6 +231,7 @@ PRECISE: dict[str, Callable[[Any], Any]] = {
     "celu": lambda x: x if x > 0 else mpmath.mpf(1.5) * mpmath.expm1(x / 1.5),
     "selu": lambda x: x * SELU_SCALE if x > 0 else SELU_SCALE * SELU_ALPHA * mpmath.expm1(x),
     "hardswish": lambda x: x * min(max(x + 3, 0), 6) / mpmath.mpf(6),
+    "tanhshrink": lambda x: x - mpmath.tanh(x),
     "hardsigmoid": lambda x: min(max(x + 3, 0), 6) / mpmath.mpf(6),
 }
 SELU_SCALE, SELU_ALPHA = mpmath.mpf("1.0507009873554804934193349852946"), mpmath.mpf("1.6732632423543772848170429916717")

@@ -124,6 +124,7 @@ def test_gradients_are_timed_with_the_call(x: torch.Tensor) -> None:
     assert leaf.grad is None
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")
 @pytest.mark.parametrize(
     ("log2", "mode"), [(18, "graph"), (20, "graph"), (22, "graph"), (24, "graph"), (26, "cold"), (28, "cold"), (30, "cold")]
 )
@@ -142,7 +143,9 @@ def test_times_are_those_of_the_profiler(log2: int, mode: Mode) -> None:
     kernels = [event.time_range.elapsed_us() for event in profiler.events() if "neg" in event.name.lower()]
     if not kernels:
         pytest.skip("the profiler saw no kernels: CUPTI is not allowed here")
-    assert float(np.median(samples)) == pytest.approx(float(np.median(kernels)), rel=0.03, abs=1.0)
+    # Above 2^31 bytes torch splits a call into several kernels.
+    per_call = 1 if mode == "graph" else len(kernels) // len(samples)
+    assert float(np.median(samples)) == pytest.approx(per_call * float(np.median(kernels)), rel=0.03, abs=1.0)
 
 
 # ---- liars

@@ -120,6 +120,14 @@ def test_a_rival_that_raises_is_reported_and_the_subject_raises(x: torch.Tensor)
         bench(broken, x, **QUICK)
 
 
+def test_a_reference_that_raises_is_none(x: torch.Tensor) -> None:
+    result = bench(lambda x: x * 2, x, name="it", against={"first": lambda x: x.no_such_method(), "second": lambda x: x + x}, **QUICK)
+    assert result.checked_against is None
+    assert [codes(result, name) for name in ("it", "first", "second")] == [["UNCHECKED"], ["FAILED"], ["UNCHECKED"]]
+    with pytest.raises(AttributeError):
+        bench(torch.neg, x, check=lambda x: x.no_such_method(), **QUICK)
+
+
 # ---- liars
 
 
@@ -273,6 +281,9 @@ def test_no_share_above_the_nominal_is_printed(x: torch.Tensor) -> None:
     shown = str(dataclasses.replace(result, subject=fast, nominal_bytes_per_second=4.8e12))
     assert "104" not in shown
     assert " - " in shown.splitlines()[1], "and no rank"
+    assert result["neg"] == result.subject
+    with pytest.raises(KeyError):
+        result["nobody"]
     slow = dataclasses.replace(result.subject, bytes_per_second=4.32e12, labels=())
     assert "90.0%" in str(dataclasses.replace(result, subject=slow, nominal_bytes_per_second=4.8e12))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import subprocess
 import sys
 import threading
@@ -12,10 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
 import wideload
 from wideload import cache, nvrtc, store
 from wideload.cache import find_cubin, find_cubins, num_compilations, read_stored
+from wideload.cli import app
 from wideload.errors import CompileError
 from wideload.nvrtc import Cubin, compile_cubin
 from wideload.store import inspect_folder
@@ -240,3 +243,44 @@ def test_nvrtc_is_told_by_its_wheel_or_else_by_itself(monkeypatch: pytest.Monkey
 
 def test_a_wheel_that_is_not_installed_has_no_version() -> None:
     assert nvrtc._wheel_version("wideload-no-such-wheel") is None
+
+
+# ---- the command
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments, env={"COLUMNS": "100", "NO_COLOR": "1"})
+
+
+def test_the_command_lists_and_clears(tmp_path: Path) -> None:
+    cubin = find_cubin(SCALE, **ARGUMENTS)
+    nbytes = inspect_folder().nbytes
+    store.write_entry("0" * 64, b"of something else")
+    listed = run("cache", "ls")
+    assert listed.exit_code == 0
+    for words in ("2 kernels", "scale    sm_90", f" {cubin.registers} ", "damaged"):
+        assert words in listed.stdout
+    report = json.loads(run("cache", "ls", "--json").stdout)
+    assert (report["folder"], report["fault"], len(report["kernels"])) == (str(tmp_path / "cache"), None, 2)
+    (kernel,) = [kernel for kernel in report["kernels"] if "name" in kernel]
+    assert (kernel["name"], kernel["arch"], kernel["nbytes"]) == ("scale", "sm_90", nbytes)
+    cleared = run("cache", "clear")
+    assert (cleared.exit_code, inspect_folder().entries) == (0, ())
+    assert cleared.stdout.startswith("removed 2 kernels")
+    assert json.loads(run("cache", "clear", "--json").stdout) == {"folder": str(tmp_path / "cache"), "removed": 0, "nbytes": 0}
+
+
+def test_the_command_says_why_a_folder_is_not_used(tmp_path: Path) -> None:
+    find_cubin(SCALE, **ARGUMENTS)
+    (tmp_path / "cache").chmod(0o777)
+    assert "others may write to it" in run("cache", "ls").stdout
+    assert "others may write to it" in json.loads(run("cache", "ls", "--json").stdout)["fault"]
+
+
+def test_the_command_fails_where_it_cannot_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise PermissionError("not yours")
+
+    monkeypatch.setattr(store, "clear_entries", fail)
+    result = run("cache", "clear")
+    assert (result.exit_code, result.stderr) == (1, "PermissionError: not yours\n")

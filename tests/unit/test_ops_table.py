@@ -9,6 +9,7 @@ import string
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -159,7 +160,7 @@ def same(ours: Any, theirs: Any) -> bool:
 @pytest.mark.parametrize("dtype", X, ids=str)
 @pytest.mark.parametrize("function", FUNCTIONS, ids=ids(FUNCTIONS))
 def test_a_spelling_computes_what_torch_does(function: Callable[..., Any], dtype: torch.dtype) -> None:
-    """With its required arguments alone, and with every one, those after the first by torch's own keywords."""
+    """With its required arguments alone, with all that may stand by position, and with all by torch's own keywords."""
     if function is torch.special.round and not dtype.is_floating_point:
         pytest.skip("it has no integer kernels, though torch.round has")
     spelling, x = SPELLINGS[function], X[dtype]
@@ -168,14 +169,15 @@ def test_a_spelling_computes_what_torch_does(function: Callable[..., Any], dtype
     y[y == 0] = 1  # integer division
     accepted = set()
     for other in (2, 2.5) if function.__name__.startswith("__r") else (y, y if dtype == torch.bool else y.abs(), 2, 2.5):
-        values = {p.name: ARGUMENTS.get(p.name, other) for p in parameters[1:]}
+        values = {p.name: x if p.name in ("input", "tensor1") else ARGUMENTS.get(p.name, other) for p in parameters[1:]}
         if dtype == torch.bool and "alpha" in values:
             values["alpha"] = True
         if getattr(F, function.__name__, None) is not function:
             values.pop("inplace", None)
         first = MASK if parameters[0].name == "condition" else x
         required = [values[p.name] for p in parameters[1:] if p.default is inspect.Parameter.empty]
-        calls: list[tuple[list[Any], dict[str, Any]]] = [([first, *required], {})]
+        positional = [values[p.name] for p in parameters[1:] if p.kind is p.POSITIONAL_OR_KEYWORD and p.name in values]
+        calls: list[tuple[list[Any], dict[str, Any]]] = [([first, *required], {}), ([first, *positional], {})]
         if not function.__name__.startswith("__") and (function is not torch.where or isinstance(other, torch.Tensor)):
             calls.append(([first], values))
         for args, kwargs in calls:
@@ -253,7 +255,7 @@ def test_every_name_of_a_function_is_spelled() -> None:
 
 def test_a_number_picks_the_row_that_torch_would() -> None:
     x, scalar = torch.ones(2), object()  # a runtime scalar is no Python number either
-    for other, suffix in ((x, ""), (2, "_number"), (2.5, "_number"), (scalar, "_number")):
+    for other, suffix in ((x, ""), (2, "_number"), (2.5, "_number"), (np.float32(2.5), "_number"), (scalar, "_number")):
         assert SPELLINGS[torch.pow](x, other).op.name == f"pow{suffix}"
         assert SPELLINGS[torch.Tensor.__truediv__](x, other).op.name == f"div{suffix}"
         assert SPELLINGS[torch.div](x, other, rounding_mode="trunc").op.name == f"div_trunc{suffix}"
@@ -303,6 +305,7 @@ def test_references_are_exact_in_the_tails() -> None:
     assert OPS["gelu"].reference(y).item() == torch.tensor(-5 * math.erfc(10 / math.sqrt(2))).item()  # type: ignore[misc]
     v = math.sqrt(8 / math.pi) * (10 + 0.044715 * 1000)
     assert OPS["gelu_tanh"].reference(y).item() == torch.tensor(-10 / (1 + math.exp(v))).item()  # type: ignore[misc]
+    assert torch.equal(OPS["sigmoid"].reference(torch.tensor([0, 1])), torch.sigmoid(torch.tensor([0, 1])))  # type: ignore[misc]
     assert OPS["rdiv"].reference(torch.tensor([3.0]), 2.0).item() == torch.tensor(2 / 3).item()  # type: ignore[misc]
 
 

@@ -59,9 +59,9 @@ def widths(accesses: tuple[Access, ...]) -> Counter[tuple[str, int]]:
 
 @pytest.fixture
 def fresh_search() -> Iterator[None]:
-    sass._find_nvdisasm.cache_clear()
+    sass.find_nvdisasm.cache_clear()
     yield
-    sass._find_nvdisasm.cache_clear()
+    sass.find_nvdisasm.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -261,9 +261,9 @@ def test_a_missing_nvdisasm_names_the_wheel(monkeypatch: pytest.MonkeyPatch, tmp
 def test_nvdisasm_on_the_path_serves_where_there_is_no_wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cubin = compile_add(ADD)
     expected = disassemble(cubin)
-    os.symlink(sass._find_nvdisasm(), tmp_path / "nvdisasm")
-    sass._find_nvdisasm.cache_clear()
+    os.symlink(sass.find_nvdisasm(), tmp_path / "nvdisasm")
+    sass.find_nvdisasm.cache_clear()
     monkeypatch.setitem(sys.modules, "cuda.pathfinder", None)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert disassemble(cubin) == expected
-    assert sass._find_nvdisasm() == Path(shutil.which("nvdisasm") or "")
+    assert sass.find_nvdisasm() == Path(shutil.which("nvdisasm") or "")

@@ -337,6 +337,8 @@ def held_tensors(fn: Callable[..., Any]) -> tuple[tuple[str, torch.Tensor], ...]
 
 def _holdings(name: str, value: Any, homes: set[str | None]) -> list[tuple[str, Any]]:
     """Return what a module, a bound or partial call, or a function of one of the modules ``homes`` brings along."""
+    if isinstance(value, types.ModuleType):
+        return []
     if isinstance(value, torch.nn.Module):
         return [(f"{name}.{key}", tensor) for key, tensor in (*value.named_parameters(), *value.named_buffers())]
     if isinstance(value, functools.partial):

@@ -84,7 +84,13 @@ class BenchResult:
 
     def __getitem__(self, name: str) -> Contender:
         """Return the contender of that name."""
-        return next(c for c in self.contenders if c.name == name)
+        return {contender.name: contender for contender in self.contenders}[name]
+
+    def share_of_nominal(self, contender: Contender) -> float | None:
+        """Return which part of the nominal bandwidth a ranked time with cold caches is; never more than 1."""
+        if not (contender.is_ranked and contender.bytes_per_second and self.nominal_bytes_per_second) or contender.mode == "hot":
+            return None
+        return contender.bytes_per_second / self.nominal_bytes_per_second
 
     def to_dict(self) -> dict[str, Any]:
         """Plain containers and numbers, for JSON; each of ``against`` stands under its name."""
@@ -149,8 +155,8 @@ class BenchResult:
         yield "" if contender.relative_error is None else f"{contender.relative_error:.1%}"
         yield str(time_us.n)
         yield "" if bandwidth is None else f"{bandwidth / 1e9:.0f}"
-        is_share = bandwidth is not None and self.nominal_bytes_per_second and contender.is_ranked and contender.mode != "hot"
-        yield f"{bandwidth / self.nominal_bytes_per_second:.1%}" if is_share and bandwidth and self.nominal_bytes_per_second else ""
+        share = self.share_of_nominal(contender)
+        yield "" if share is None else f"{share:.1%}"
         yield f"{time_us.median / best:.2f}x" if best is not None and contender.is_ranked else "-"
         yield "" if contender.host_us is None else f"{contender.host_us:.1f}"
         calls = f"{contender.calls_per_sample} calls over {contender.num_buffers} buffers"
@@ -166,6 +172,8 @@ class BenchResult:
             return
         clocks = f"SM clock {_unknown(state.sm_clock_before_mhz)} -> {_unknown(state.sm_clock_after_mhz)} MHz"
         unread = f" ({where.unread})" if where.unread else ""
+        if where.persisting_l2 is not None and not where.persisting_l2.startswith("reset"):
+            yield f"lines that are set to persist in the L2 were {where.persisting_l2}"
         yield f"{where.gpu}, driver {_unknown(where.driver)}, torch {where.torch}, {clocks}{unread}"
 
     def __str__(self) -> str:

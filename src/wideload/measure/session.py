@@ -111,7 +111,7 @@ class Session:
 
     def check(self) -> None:
         """Call every contender and compare it with the reference, before anything is timed."""
-        want = self._reference_answer()
+        want = self._first_reference_answer()
         is_random = self._options.check is False
         for trial in self._trials.values():
             self._attempt(trial, partial(trial.check, want, is_binding=self._options.is_check_binding, is_random=is_random))
@@ -154,6 +154,17 @@ class Session:
                 trial.note_unchecked("checked once: its inputs could not be changed for a second check")
         nbytes = self.minimal_bytes
         return tuple(trial.record(collected.get(trial.name), nbytes, state.throttle) for trial in self._trials.values()), state
+
+    def _first_reference_answer(self) -> list[torch.Tensor] | None:
+        """A rival that should be the reference and raises is reported as any other, and nobody is checked against it."""
+        try:
+            return self._reference_answer()
+        except Exception as error:
+            if self.checked_against not in self._trials:
+                raise
+            self._trials[self.checked_against].fail(error)
+            self.checked_against = self._reference = None
+            return None
 
     def _reference_answer(self, *, is_permuted: bool = False) -> list[torch.Tensor] | None:
         if self._reference is None:

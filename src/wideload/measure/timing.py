@@ -283,7 +283,7 @@ def capture(calls: Sequence[Call], num_calls: int) -> Capture | str:
         # The outer stream context makes the caller's stream current again where torch.cuda.graph fails to.
         with warnings.catch_warnings(record=True) as caught, torch.cuda.stream(torch.cuda.current_stream()):
             warnings.simplefilter("always")
-            with torch.cuda.graph(graph, pool=pool, stream=_cuda.Stream(), capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=pool, stream=_capture_stream(torch.cuda.current_device()), capture_error_mode="thread_local"):
                 for index in range(num_calls):
                     results.append(calls[index % len(calls)]())
     except Exception as error:  # whatever the callable raises while it is captured, the capture has failed
@@ -291,6 +291,12 @@ def capture(calls: Sequence[Call], num_calls: int) -> Capture | str:
         _recover(graph, pool)
         return _first_line(error)
     return Capture(graph, tuple(results), any("graph is empty" in str(warning.message).lower() for warning in caught))
+
+
+@functools.cache
+def _capture_stream(device: int) -> Any:
+    """From torch's pool of streams of high priority: one from the common pool might be the stream that a callable uses beside."""
+    return _cuda.Stream(device, priority=-1)
 
 
 def _synchronizes(call: Call) -> str | None:
@@ -321,7 +327,7 @@ def _recover(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
         if end_allocate is not None:
             end_allocate(torch.cuda.current_device(), pool)
     cell = torch.zeros(1, device="cuda")
-    with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=_cuda.Stream()):
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=_capture_stream(torch.cuda.current_device())):
         cell.add_(1)
 
 

@@ -250,6 +250,21 @@ template <class T> DEVICE T hard_sigmoid(T x)
     return fma(fma((T)-6, q, y), (T)(1.0 / 6), q);
 }
 
+// x - tanh(x) without its cancellation below 1: x (cosh(x) - sinh(x) / x) / cosh(x), of which the series, p = x^2k / (2k)!, have
+// positive terms.
+template <class T> DEVICE T tanh_shrink(T x)
+{
+    const T s = x * x;
+    T p = 1, difference = 0, cosh_x = 1;
+#pragma unroll
+    for (int k = 1; k <= (sizeof(T) == 4 ? 5 : 9); ++k) {
+        p *= s * ((T)1 / ((2 * k - 1) * (2 * k)));
+        difference += p * ((T)(2 * k) / (2 * k + 1));
+        cosh_x += p;
+    }
+    return fabs(x) < 1 ? x * over(difference, cosh_x) : x - tanh(x);
+}
+
 // numerics="eager": torch's own formulas, where they differ.
 template <class T> DEVICE T gelu_eager(T x) { return x * (T)0.5 * (1 + erf(x * (T)0.70710678118654752)); }
 

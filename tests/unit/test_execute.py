@@ -1,0 +1,174 @@
+"""From a plan to a kernel's arguments: their order, their types, and the numbers that are refused before anything runs."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import pytest
+import torch
+
+import wideload as wl
+from wideload.execute import Launch, alignment_of, describe_operand, kernel_arguments, run_launches, scalar_argument
+from wideload.expr import HostCall, HostInput
+from wideload.lower import ScalarParameter
+from wideload.plan import KernelPlan, Operand
+from wideload.replay import NodeLayout
+
+bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+i8, i64, u8 = torch.int8, torch.int64, torch.uint8
+
+CPU = torch.device("cpu")
+
+
+class Recorder:
+    """In the place of a loaded kernel."""
+
+    def __init__(self) -> None:
+        self.launched: list[tuple[int, list[Any]]] = []
+
+    def launch(self, device: int, arguments: list[Any]) -> None:
+        self.launched.append((device, arguments))
+
+
+def plans(f: wl.FusedFunction, *args: Any, out: Any = None) -> list[KernelPlan]:
+    return [kernel.plan for kernel in f.plan(*args, out=out, target="sm_90").kernels]
+
+
+def launches(kernels: list[KernelPlan]) -> tuple[list[Launch], list[Recorder]]:
+    recorders = [Recorder() for _ in kernels]
+    return [Launch(recorder, plan) for recorder, plan in zip(recorders, kernels, strict=True)], recorders  # type: ignore[arg-type]
+
+
+# ---- what the planner is told
+
+
+def test_an_operand_is_described_by_its_layout_and_address() -> None:
+    x = torch.zeros(100, dtype=f16)
+    skip = -x.data_ptr() % 16 // 2
+    assert [alignment_of(x[skip + k :]) for k in (0, 1, 2, 4, 8, 12)] == [16, 2, 4, 8, 16, 8]
+    view = x[skip : skip + 60].view(10, 6)[1:, ::2]
+    assert describe_operand(view, CPU) == Operand(f16, NodeLayout((9, 3), (6, 2)), 4)
+    assert describe_operand(torch.tensor(1.0), torch.device("meta")) == Operand(f32, NodeLayout((), ()), 16, on_host=True)
+    assert describe_operand(torch.empty(3, device="meta")[1:], torch.device("meta")).alignment in (4, 16)
+
+
+# ---- the order of arguments
+
+
+def test_loads_stores_sizes_numbers() -> None:
+    f = wl.fuse(lambda x, n, y, s: (x * s + y, y - n), name="f")
+    x, y = torch.ones(4, 6)[:, ::2], torch.ones(3)
+    outs = [torch.empty(4, 3), torch.empty(3)]
+    first, second = plans(f, x, 7, y, 0.5)
+    assert kernel_arguments(first, [x, y], outs, (7, 0.5), id) == [id(x), id(y), id(outs[0]), *first.sizes, 0.5]
+    assert kernel_arguments(second, [x, y], outs, (7, 0.5), id) == [id(y), id(outs[1]), *second.sizes, 7]
+    assert first.sizes[0] == 12
+    assert second.sizes == (3,)
+
+
+def test_a_number_is_an_int_or_a_float_as_it_was_traced() -> None:
+    f = wl.fuse(lambda x, n, s: x * (n + 1) + s / n, name="f")
+    x, out = torch.ones(4), torch.empty(4)
+    (plan,) = plans(f, x, 2, 3.0)
+    arguments = kernel_arguments(plan, [x], [out], (2, 3.0), id)
+    assert arguments[2:] == [4, 3, 1.5]
+    assert [type(a) for a in arguments[2:]] == [int, int, float]
+
+
+def test_a_host_tensor_is_passed_by_its_value() -> None:
+    f = wl.fuse(lambda x, a, b, c: x * a + b.to(f32) - c, name="f")
+    on_meta, out = torch.empty(4, device="meta"), torch.empty(4, device="meta")
+    a, b, c = torch.tensor(0.1, dtype=f16), torch.tensor(True), torch.tensor(-(2**40))
+    (plan,) = plans(f, on_meta, a, b, c)
+    values = kernel_arguments(plan, [on_meta, a, b, c], [out], (), id)[1:4]
+    assert values == [a.item(), 1, -(2**40)]
+    assert [type(value) for value in values] == [float, int, int]
+
+
+def test_kernels_are_launched_in_order_on_the_device_of_the_tensors() -> None:
+    f = wl.fuse(lambda x, y: (x + y, y + 1), name="f")
+    x, y, outs = torch.ones(2, 3), torch.ones(3), [torch.empty(2, 3), torch.empty(3)]
+    prepared, recorders = launches(plans(f, x, y))
+    run_launches(prepared, 5, [x, y], outs, ())
+    assert [recorder.launched[0][0] for recorder in recorders] == [5, 5]
+    assert recorders[0].launched[0][1][:3] == [x.data_ptr(), y.data_ptr(), outs[0].data_ptr()]
+    assert recorders[1].launched[0][1] == [y.data_ptr(), outs[1].data_ptr(), 3]
+
+
+# ---- numbers refused
+
+
+def parameter(value: Any, kind: type) -> ScalarParameter:
+    return ScalarParameter(value, kind, "s")
+
+
+def test_a_float_takes_any_real_number() -> None:
+    s = HostInput(0, "s")
+    for value, want in ((2.5, 2.5), (3, 3.0), (True, 1.0), (-0.0, -0.0), (float("inf"), float("inf"))):
+        got = scalar_argument(parameter(s, float), (value,))
+        assert type(got) is float
+        assert (got, str(got)) == (want, str(want))
+
+
+def test_an_int_stays_in_64_bits_and_an_int() -> None:
+    s = HostInput(0, "s")
+    for value in (2**63 - 1, -(2**63), 0):
+        assert scalar_argument(parameter(s, int), (value,)) == value
+    for value in (2**63, -(2**63) - 1):
+        with pytest.raises(wl.TraceError, match=rf"s is {value}, which does not fit in 64 bits.*Pass a float"):
+            scalar_argument(parameter(s, int), (value,))
+    power = HostCall(operator.pow, (2, s))
+    assert scalar_argument(parameter(power, int), (3,)) == 8
+    with pytest.raises(wl.TraceError, match=r"s was an int when the function was traced and is now 0\.5.*static="):
+        scalar_argument(parameter(power, int), (-1,))
+
+
+@pytest.mark.xfail(reason="float() of a complex number raises Python's own error", raises=TypeError, strict=True)
+def test_a_float_that_became_complex_is_refused_by_name() -> None:
+    root = HostCall(operator.pow, (HostInput(0, "s"), 0.5))
+    with pytest.raises(wl.WideloadError, match="s was a float"):
+        scalar_argument(parameter(root, float), (-8.0,))
+
+
+@pytest.mark.parametrize("dtype", [i8, u8, torch.int16, torch.int32, i64], ids=str)
+def test_an_int_beyond_the_dtype_is_judged_as_torch_judges_it(dtype: torch.dtype) -> None:
+    """Sums wrap around; a bound of clamp, a choice of where and a filling value are refused."""
+    x, info = torch.zeros(4, dtype=dtype), torch.iinfo(dtype)
+    functions = [
+        lambda x, n: x + n, lambda x, n: x * n, lambda x, n: x.clamp(max=n), lambda x, n: torch.where(x == 0, x, n),
+        lambda x, n: torch.full_like(x, n), lambda x, n: x.masked_fill(x == 0, n), lambda x, n: x - n,
+    ]  # fmt: skip
+    for function in functions:
+        f = wl.fuse(function, name="f")
+        (plan,) = plans(f, x, 1)
+        for n in (info.max, info.min, 1, info.max + 1, info.min - 1, 2 * info.max + 4):
+            if not -(2**63) <= n < 2**63:
+                continue
+            try:
+                function(x, n)
+            except RuntimeError:
+                with pytest.raises(wl.DtypeError):
+                    kernel_arguments(plan, [x], [x], (n,), id)
+            else:
+                assert kernel_arguments(plan, [x], [x], (n,), id)[-1] == n
+
+
+@pytest.mark.xfail(reason="ints alone are checked against the range of the dtype", strict=True)
+def test_a_float_beyond_the_dtype_is_judged_as_torch_judges_it() -> None:
+    x = torch.zeros(4, dtype=f16)
+    (plan,) = plans(wl.fuse(lambda x, s: torch.full_like(x, s), name="f"), x, 1.0)
+    with pytest.raises(RuntimeError, match="without overflow"):
+        torch.full_like(x, 1e6)
+    with pytest.raises(wl.DtypeError):
+        kernel_arguments(plan, [x], [x], (1e6,), id)
+
+
+@pytest.mark.xfail(reason="the arguments of the second kernel are made after the first was launched", strict=True)
+def test_nothing_is_launched_when_a_number_is_refused() -> None:
+    f = wl.fuse(lambda x, y, n: (x + 1.0, y.clamp(max=n)), name="f")
+    x, y = torch.ones(2, 3), torch.ones(3, dtype=i8)
+    prepared, recorders = launches(plans(f, x, y, 100))
+    with pytest.raises(wl.DtypeError):
+        run_launches(prepared, 0, [x, y], [torch.empty(2, 3), torch.empty(3, dtype=i8)], (1000,))
+    assert [recorder.launched for recorder in recorders] == [[], []]

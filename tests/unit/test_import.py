@@ -1,0 +1,56 @@
+"""What ``import wideload`` brings into a process: its own stages, and nothing that is heavy or needed later alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+LATER = ("wideload.cli", "wideload.demo", "wideload.doctor", "wideload.measure", "wideload.analyze", "typer", "rich", "cuda", "matplotlib")
+LATER += (
+    "pynvml",
+    "triton",
+    "email",
+    "importlib.metadata",
+    "concurrent.futures",
+    "subprocess",
+    "sqlite3",
+    "torch._dynamo",
+    "torch._inductor",
+)
+"""The CLI and the measuring half, CUDA's Python, and what is slow to import; torch itself may bring some of these."""
+
+KEPT = ("wideload", "wideload.fused", "wideload.ops", "wideload.cache")
+
+
+def modules_after(statement: str) -> set[str]:
+    program = f"import json, sys, torch\nbefore = set(sys.modules)\n{statement}\nprint(json.dumps(sorted(set(sys.modules) - before)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout))
+
+
+@pytest.fixture(scope="module")
+def added() -> set[str]:
+    return modules_after("import wideload")
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_is_not_imported(name: str, added: set[str]) -> None:
+    assert not [module for module in added if module == name or module.startswith(f"{name}.")]
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_is_imported(name: str, added: set[str]) -> None:
+    assert name in added
+
+
+def test_nothing_comes_from_other_packages(added: set[str]) -> None:
+    others = {module.partition(".")[0] for module in added} - {"wideload"}
+    assert others <= sys.stdlib_module_names | {"torch", "numpy"}
+
+
+def test_planning_imports_no_cuda_either() -> None:
+    statement = "import wideload as wl; wl.ops.swiglu.plan(*[torch.empty(64, 64, device='meta')] * 2, target='h200').source"
+    assert not [module for module in modules_after(statement) if module.partition(".")[0] in ("cuda", "typer", "rich")]

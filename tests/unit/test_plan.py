@@ -1,0 +1,383 @@
+"""Plans: which kernel family, how wide, with which index width, and why; and that what may differ from call to call compiles nothing."""
+
+from __future__ import annotations
+
+import itertools
+from math import prod
+from typing import Any
+
+import pytest
+import torch
+
+import wideload as wl
+from wideload.dtypes import DTYPES
+from wideload.execute import alignment_of, describe_operand
+from wideload.layout import INT31_MAX
+from wideload.plan import ACCESS_BYTES, STRIDED_ELEMENTS, THREADS, KernelPlan, Operand, Target, plan_kernels
+from wideload.replay import NodeLayout
+from wideload.trace import TensorArg, trace_function
+
+bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+i8, i32, i64, u8, boolean = torch.int8, torch.int32, torch.int64, torch.uint8, torch.bool
+
+copy = wl.fuse(lambda x: x.clone(), name="copy")
+add = wl.fuse(lambda x, y: x + y, name="add")
+
+
+def meta(*shape: int, strides: tuple[int, ...] | None = None, dtype: torch.dtype = f32) -> torch.Tensor:
+    """A tensor of any size: nothing is allocated."""
+    plain = torch.empty(shape, dtype=dtype, device="meta")
+    return plain if strides is None else torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+
+
+def plan(function: Any, *args: Any, out: Any = None) -> KernelPlan:
+    (kernel,) = function.plan(*args, out=out, target="sm_90").kernels
+    return kernel.plan
+
+
+def reasons(kernel: KernelPlan) -> dict[str, tuple[str, str]]:
+    return {reason.choice: (reason.value, reason.why) for reason in kernel.reasons}
+
+
+def at(x: torch.Tensor, offset: int) -> torch.Tensor:
+    """A copy of ``x`` whose address is ``offset`` elements past an aligned one."""
+    store = torch.empty(x.numel() + offset + 64, dtype=x.dtype)
+    skip = (-store.data_ptr() % 64) // x.element_size() + offset
+    return store[skip : skip + x.numel()].copy_(x.flatten()).view(x.shape)
+
+
+# ---- family
+
+DENSE = [
+    meta(4, 5),
+    meta(4, 5).t(),
+    meta(2, 3, 4, 5, strides=(60, 1, 15, 3)),
+    meta(1, 7, 1, strides=(99, 1, 5)),
+    meta(3, 4, 5).permute(2, 0, 1),
+    meta(1),
+    meta(),
+    meta(1, 1, strides=(3, 9)),
+    meta(6, 4)[2:4],
+    meta(6, 4)[3],
+]
+STRIDED = [meta(4, 6)[:, ::2], meta(4, 6)[:, 1:], meta(8)[::2], meta(4, 1).expand(4, 6), meta(2, 3, 4)[:, 1], meta(4, 6).t()[1:]]
+
+
+@pytest.mark.parametrize("x", DENSE, ids=lambda x: f"{tuple(x.shape)} {x.stride()}")
+def test_one_run_of_memory_is_dense(x: torch.Tensor) -> None:
+    kernel = plan(copy, x)
+    assert kernel.variant.family == "dense"
+    assert reasons(kernel)["family"] == ("dense", "every operand walks memory in one run, or is one element")
+    assert (kernel.num_elements, kernel.sizes) == (x.numel(), (x.numel(),))
+
+
+@pytest.mark.parametrize("x", STRIDED, ids=lambda x: f"{tuple(x.shape)} {x.stride()}")
+def test_anything_else_is_strided_and_the_operand_is_named(x: torch.Tensor) -> None:
+    kernel = plan(copy, x)
+    assert kernel.variant.family == "strided"
+    assert reasons(kernel)["family"][1].startswith("x does not walk memory in one run")
+    assert kernel.variant.elements == STRIDED_ELEMENTS
+
+
+def test_operands_that_walk_in_different_orders_are_strided() -> None:
+    for x, y, name in (
+        (meta(4, 5), meta(5, 4).t(), "y"),
+        (meta(4, 5), meta(5), "y"),
+        (meta(4, 1), meta(4, 5), "x"),
+        (meta(4, 5, strides=(6, 1)), meta(4, 5, strides=(6, 1)), "x"),
+    ):
+        kernel = plan(add, x, y)
+        assert kernel.variant.family == "strided"
+        assert reasons(kernel)["family"][1].startswith(f"{name} does not walk memory in one run: 2 dims after coalescing")
+    assert plan(add, meta(5, 4).t(), meta(5, 4).t()).variant.family == "dense"
+
+
+def test_out_decides_the_family_too() -> None:
+    x = torch.ones(4, 6)
+    assert plan(copy, x, out=torch.empty(4, 6)).variant.family == "dense"
+    kernel = plan(copy, x, out=torch.empty(6, 4).t())
+    assert kernel.variant.family == "strided"
+    assert reasons(kernel)["family"][1].startswith("x does not walk")  # the loops follow the output
+    assert reasons(plan(copy, x, out=torch.empty(4, 8)[:, :6]))["family"][1].startswith("out does not walk")
+
+
+# ---- elements a thread and accesses
+
+
+@pytest.mark.parametrize("dtypes", [*itertools.combinations_with_replacement(DTYPES, 2)], ids=str)
+def test_the_widest_operand_uses_a_whole_access(dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    x, y = (meta(4096, dtype=dtype) for dtype in dtypes)
+    kernel = plan(wl.fuse(lambda x, y: torch.where(y != 0, x, torch.zeros_like(x)), name="f"), x, y)
+    widest = max(DTYPES[dtype].itemsize for dtype in dtypes)
+    assert kernel.variant.elements * widest == ACCESS_BYTES == 16
+    assert kernel.variant.loads == ("vector", "vector")
+    assert kernel.variant.stores == ("vector",)
+
+
+def test_a_wide_output_counts_and_one_value_for_all_does_not() -> None:
+    assert plan(wl.fuse(lambda x: x.double()), meta(100, dtype=i8)).variant.elements == 2
+    kernel = plan(add, meta(100, dtype=bf16), meta(dtype=f64))
+    assert (kernel.variant.elements, kernel.variant.loads) == (8, ("vector", "uniform"))
+    assert plan(wl.fuse(lambda x: (x.exp(), x > 0)), meta(100, dtype=f16)).variant.elements == 8
+
+
+@pytest.mark.parametrize("dtype", [u8, bf16, f32, f64], ids=str)
+def test_each_operand_has_the_access_of_its_own_address(dtype: torch.dtype) -> None:
+    x, y = torch.ones(4096).to(dtype), torch.ones(4096).to(dtype)
+    size = x.element_size()
+    for ox, oy, oo in itertools.product((0, 1, 3, 16 // size, 33), repeat=3):
+        kernel = plan(add, at(x, ox), at(y, oy), out=at(torch.empty_like(x), oo))
+        want = ["elements" if offset * size % 16 else "vector" for offset in (ox, oy, oo)]
+        assert [*kernel.variant.loads, *kernel.variant.stores] == want
+        named = reasons(kernel).get("access", ("", ""))[1]
+        assert [name for name in ("x", "y", "out") if name in named.split(" is not")[0].replace("the address of ", "").split(", ")] == [
+            name for name, access in zip(("x", "y", "out"), want, strict=True) if access == "elements"
+        ]
+
+
+def test_a_narrow_operand_needs_only_its_own_share_aligned() -> None:
+    """bf16 beside f32: 4 elements a thread, 8 bytes of bf16."""
+    f = wl.fuse(lambda x, y: x + y, name="mixed")
+    wide, narrow = torch.ones(64), torch.ones(64, dtype=bf16)
+    for offset, access in ((0, "vector"), (4, "vector"), (12, "vector"), (2, "elements"), (1, "elements"), (6, "elements")):
+        assert plan(f, at(narrow, offset), at(wide, 0)).variant.loads == (access, "vector")
+    assert plan(f, at(narrow, 0), at(wide, 2)).variant.loads == ("vector", "elements")
+
+
+def test_alignment_is_of_the_address_in_bytes() -> None:
+    x = torch.ones(64, dtype=u8)
+    for offset, alignment in ((0, 16), (1, 1), (2, 2), (4, 4), (6, 2), (8, 8), (12, 4), (16, 16), (48, 16)):
+        assert alignment_of(at(x, offset)) == alignment
+    assert describe_operand(at(x, 2), torch.device("cpu")) == Operand(u8, NodeLayout((64,), (1,)), 2)
+
+
+def test_one_value_for_all_is_uniform() -> None:
+    x = meta(8, 16)
+    for y in (meta(), meta(1), meta(1, 1), meta(1).expand(8, 16)):
+        assert plan(add, x, y).variant.loads == ("vector", "uniform")
+    kernel = plan(add, x[:, ::2], meta())
+    assert (kernel.variant.family, kernel.variant.loads) == ("strided", ("strided", "uniform"))
+    assert plan(add, meta(1), meta()).variant.loads == ("vector", "vector")  # one element in all
+    assert plan(add, x, meta(8, 1)).variant.loads == ("strided", "strided")
+
+
+def test_a_zero_dim_tensor_of_the_host_is_passed_by_value() -> None:
+    assert plan(add, torch.tensor(2.0), meta(64)).variant.loads == ("value", "vector")
+    assert plan(add, meta(8, 8)[:, ::2], torch.tensor(2)).variant.loads == ("strided", "value")
+    assert plan(add, torch.tensor(2.0), torch.ones(64)).variant.loads == ("uniform", "vector")  # on one device it has an address
+
+
+# ---- index width and grid
+
+
+def test_the_index_width_changes_where_31_bits_end() -> None:
+    """An element count up to 2^31 - 1, and a last byte up to offset 2^31 - 1."""
+    cases: list[tuple[torch.Tensor, int]] = [
+        (meta(2, 2**29 - 1, strides=(2**29, 1), dtype=u8), 32),
+        (meta(2, 2**30 - 1, strides=(2**30, 1), dtype=u8), 32),  # last byte at 2^31 - 2
+        (meta(2, 2**30 - 1, strides=(2**30 + 1, 1), dtype=u8), 32),  # at 2^31 - 1
+        (meta(2, 2**30 - 1, strides=(2**30 + 2, 1), dtype=u8), 64),  # at 2^31
+        (meta(2, 2, strides=(2**29 - 2, 1), dtype=f32), 32),  # bytes 2^31 - 4 to 2^31 - 1
+        (meta(2, 2, strides=(2**29 - 1, 1), dtype=f32), 64),
+        (meta(2, 2, strides=(2**31, 1), dtype=u8), 64),  # few elements, far apart
+        (meta(2**16, 2**15, 1, strides=(1, 0, 1), dtype=u8), 64),  # 2^31 results of 2^16 bytes
+        (meta(2**16, 2**15 - 1, 1, strides=(1, 0, 1), dtype=u8), 32),
+    ]
+    for x, bits in cases:
+        kernel = plan(copy, x)
+        assert (kernel.variant.family, kernel.variant.index_bits) == ("strided", bits), (tuple(x.shape), x.stride())
+        value, why = reasons(kernel)["index width"]
+        assert value == f"{bits} bits"
+        assert ("more than 31 bits" in why) == (bits == 64)
+
+
+def test_the_output_counts_for_the_index_width() -> None:
+    """2^29 bytes read, four times as many written."""
+    f = wl.fuse(lambda x: x.float(), name="widen")
+    for columns, bits in ((2**28 + 1, 64), (2**28, 32)):
+        assert plan(f, meta(2, columns, strides=(columns + 1, 1), dtype=u8)).variant.index_bits == bits
+
+
+def test_dense_kernels_of_any_size_are_one_text() -> None:
+    sources = {copy.plan(meta(n, dtype=u8), target="sm_90").source for n in (1, 100, 2**31 - 1, 2**31, 2**33 + 1)}
+    assert len(sources) == 1
+    kernel = plan(copy, meta(2**33 + 1, dtype=u8))
+    assert (kernel.variant.index_bits, kernel.num_elements, kernel.sizes) == (64, 2**33 + 1, (2**33 + 1,))
+
+
+@pytest.mark.parametrize("n", [1, 2047, 2048, 2049, 10**6, 2**35])
+def test_the_grid_covers_every_element_once(n: int) -> None:
+    for x in (meta(n, dtype=u8), meta(2, n, strides=(n + 1, 1), dtype=bf16), meta(n, dtype=f64)):
+        kernel = plan(copy, x)
+        per_block = THREADS * kernel.variant.elements
+        assert (kernel.grid - 1) * per_block < x.numel() <= kernel.grid * per_block
+        assert kernel.grid < 2**31
+        assert reasons(kernel)["grid"][0] == f"{kernel.grid} x {THREADS}"
+
+
+def test_sizes_tell_a_strided_kernel_where_each_element_lies() -> None:
+    """The kernel's index arithmetic, done here with the integers that it gets."""
+    generator = torch.Generator().manual_seed(5)
+    checked = 0
+    for shape, strides in (
+        ((3, 4), (1, 5)),
+        ((2, 3, 4), (40, 1, 7)),
+        ((5, 2, 3), (0, 9, 2)),
+        ((2, 2, 2, 3), (100, 30, 9, 2)),
+        ((7, 300), (301, 1)),
+    ):
+        x, y = meta(*shape, strides=strides), meta(*shape[1:], strides=tuple(range(11, 11 + len(shape) - 1)))
+        kernel = plan(add, x, y)
+        rank = kernel.variant.rank
+        n, *divisors = kernel.sizes[: 1 + 3 * (rank - 1)]
+        rows = [kernel.sizes[1 + 3 * (rank - 1) + row * rank :][:rank] for row in range(3)]
+        assert n == prod(shape)
+        out = add(x, y)
+        seen = set()
+        for i in [*torch.randint(n, (50,), generator=generator).tolist(), 0, n - 1]:
+            rest, coordinates = i, []
+            for size, multiplier, shift in zip(*[iter(divisors)] * 3, strict=True):
+                quotient = (rest * multiplier) >> shift
+                coordinates.append(rest - quotient * size)
+                rest = quotient
+            coordinates.append(rest)
+            offsets = [sum(c * s for c, s in zip(coordinates, row, strict=True)) for row in rows]
+            # The output's offset names the element; the others must lie where that element does.
+            index = element_at(out, offsets[2])
+            assert offsets[0] == sum(a * s for a, s in zip(index, x.stride(), strict=True))
+            assert offsets[1] == sum(a * s for a, s in zip(index[1:], y.stride(), strict=True))
+            seen.add(offsets[2])
+            checked += 1
+        assert max(seen) == n - 1
+    assert checked == 5 * 52
+
+
+def element_at(out: torch.Tensor, offset: int) -> tuple[int, ...]:
+    """Which element of a dense tensor lies ``offset`` elements from its start."""
+    index = [0] * out.ndim
+    for dim in sorted(range(out.ndim), key=lambda dim: -out.stride(dim)):
+        if out.shape[dim] > 1:
+            index[dim], offset = divmod(offset, out.stride(dim))
+    return tuple(index)
+
+
+# ---- several results, no elements
+
+
+def test_results_of_one_shape_are_one_kernel_and_of_several_are_several() -> None:
+    f = wl.fuse(lambda x, y: (x + y, x * 2, y - 1, x - y, y + 1), name="f")
+    x, y = meta(4, 5), meta(5)
+    kernels = f.plan(x, y, target="sm_90").kernels
+    assert [kernel.plan.targets for kernel in kernels] == [(0, 1, 3), (2, 4)]
+    assert [[p.name for p in kernel.plan.program.parameters] for kernel in kernels] == [["x", "y"], ["y"]]
+    assert [kernel.plan.num_elements for kernel in kernels] == [20, 5]
+    assert len(f.plan(x, x, target="sm_90").kernels) == 1
+
+
+def test_results_without_elements_run_nothing() -> None:
+    assert copy.plan(meta(3, 0), target="sm_90").kernels == ()
+    mixed = wl.fuse(lambda x, y: (x + 1, y + 1)).plan(meta(0), meta(3), target="sm_90")
+    assert [kernel.plan.targets for kernel in mixed.kernels] == [(1,)]
+    with pytest.raises(wl.DtypeError):
+        copy.plan(meta(0, dtype=torch.complex64), target="sm_90")  # the same refusal as with elements
+
+
+def test_an_argument_returned_unchanged_is_copied_only_into_out() -> None:
+    f = wl.fuse(lambda x: (x, x + 1), name="f")
+    x = torch.ones(8)
+    kernel = plan(f, x, out=(torch.empty(8), torch.empty(8)))
+    assert [result.text for result in kernel.program.results] == ["x", "add"]
+
+
+# ---- what compiles again
+
+
+def test_ten_calls_of_one_class_are_one_source() -> None:
+    f = wl.fuse(lambda x, b, s: torch.tanh(x + b) * s, name="f")
+    lengths = (1, 2, 5, 8, 31, 32, 33, 1000, 4097, 9999)
+    assert len({f.plan(torch.ones(n), torch.ones(n), 0.5 * n, target="sm_90").source for n in lengths}) == 1
+    pitched = ((2, 3, 5), (3, 2, 9), (7, 7, 9), (100, 3, 5), (2, 1000, 1003), (9, 9, 99), (5, 4, 6), (4, 5, 7), (3, 3, 6), (8, 2, 4))
+    strided = {
+        f.plan(torch.ones(rows, pitch)[:, 1 : columns + 1], torch.ones(columns), 0.1 * rows, target="sm_90").source
+        for rows, columns, pitch in pitched
+    }
+    assert len(strided) == 1
+    x = torch.ones(4096, dtype=u8)
+    aligned = {copy.plan(at(x, 16 * k), target="sm_90").source for k in range(5)}
+    odd = {copy.plan(at(x, k), target="sm_90").source for k in (1, 2, 4, 8, 3)}
+    assert (len(aligned), len(odd)) == (1, 1)
+    assert aligned != odd
+
+
+def test_numbers_of_a_call_are_never_in_the_source() -> None:
+    f = wl.fuse(lambda x, s, n: x * s + n * (s - 2 * n), name="f")
+    sources = {f.plan(meta(100), s, n, target="sm_90").source for s, n in ((0.1234567, 7654321), (-1.5, 3), (float("nan"), 2**62))}
+    assert len(sources) == 1
+    (source,) = sources
+    assert "0.1234567" not in source
+    assert "7654321" not in source
+    assert "const double s" in source
+
+
+def test_what_changes_the_code_changes_the_source() -> None:
+    x, y = torch.ones(64), torch.ones(64)
+    sources = [
+        add.plan(x, y, target="sm_90").source,
+        add.plan(x.half(), y, target="sm_90").source,
+        add.plan(x, y[0], target="sm_90").source,
+        add.plan(at(x, 1), y, target="sm_90").source,
+        add.plan(x, y, out=x, target="sm_90").source,
+        add.plan(x.view(8, 8), y[:8], target="sm_90").source,
+        add.plan(x.view(4, 4, 4), y[:16].view(4, 1, 4), target="sm_90").source,
+        add.plan(x, y, out=torch.empty(64, dtype=f64), target="sm_90").source,
+        wl.fuse(lambda x, y: x + y, name="add", numerics="eager").plan(x.half(), y.half(), target="sm_90").source,
+    ]
+    assert len(set(sources)) == len(sources)
+
+
+def test_the_target_does_not_change_the_source() -> None:
+    assert len({add.plan(meta(9), meta(9), target=target).source for target in ("sm_75", "sm_80", "h200", "b200", "sm_120")}) == 1
+
+
+def test_real_and_meta_tensors_are_planned_alike() -> None:
+    for x in (torch.ones(6, 5), torch.ones(6, 5).t(), torch.ones(6, 5)[:, ::2]):
+        on_meta = torch.empty_strided(x.shape, x.stride(), device="meta")
+        assert plan(add, x, x) == plan(add, on_meta, on_meta)
+
+
+# ---- in place
+
+
+def test_in_place_drops_the_read_only_path_and_says_why() -> None:
+    x, y = torch.ones(64), torch.ones(64)
+    kernel = add.plan(x, y, out=x, target="sm_90").kernels[0]
+    assert kernel.plan.variant.is_in_place
+    assert "__restrict__" not in kernel.source
+    assert reasons(kernel.plan)["cache"][0] == "coherent loads"
+    apart = add.plan(x, y, out=torch.empty(64), target="sm_90").kernels[0]
+    assert not apart.plan.variant.is_in_place
+    assert apart.source.count("__restrict__") == 3
+    assert "cache" not in reasons(apart.plan)
+
+
+# ---- the function itself
+
+
+def test_plan_kernels_needs_no_tensors() -> None:
+    arguments = (TensorArg("x", bf16, (8, 4), torch.device("cuda")), TensorArg("s", f64, (), torch.device("cpu")))
+    expr = trace_function(lambda x, s: x * s, "f", arguments, {}).expr
+    operands = [Operand(bf16, NodeLayout((8, 4), (4, 1)), 16), Operand(f64, NodeLayout((), ()), 16, on_host=True)]
+    target = Target(expr.outputs[0], bf16, NodeLayout((8, 4), (4, 1)), 2)
+    (kernel,) = plan_kernels(expr, operands, [target], numerics="fused", fast_math=False, is_in_place=False)
+    assert (kernel.name, kernel.targets, kernel.grid) == ("f_dense", (0,), 1)
+    assert (kernel.variant.loads, kernel.variant.stores) == (("vector", "value"), ("elements",))
+    assert reasons(kernel)["access"][1] == "the address of out is not aligned to a whole access"
+    assert INT31_MAX == 2**31 - 1
+
+
+def test_every_plan_has_its_reasons() -> None:
+    for x in (*DENSE, *STRIDED):
+        for y in (x, meta()):
+            chosen = reasons(plan(add, x, y))
+            assert set(chosen) >= {"family", "elements a thread", "index width", "grid"}
+            assert all(value and why for value, why in chosen.values())
