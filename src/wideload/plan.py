@@ -41,26 +41,30 @@ whose address is not aligned as the first output's is; one element a row; one el
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor argument as the planner sees it.
+    """A view of tensor argument ``tensor``, ``offset_bytes`` behind its first element, as the planner sees it.
 
-    ``phase_bytes`` is its address modulo ``ACCESS_BYTES``; ``on_host`` marks a 0-dim CPU tensor beside tensors of another device,
+    ``phase_bytes`` is the view's address modulo ``ACCESS_BYTES``; ``on_host`` marks a 0-dim CPU tensor beside tensors of another device,
     which acts as a number.
     """
 
     dtype: torch.dtype
     layout: NodeLayout
     phase_bytes: int
+    tensor: int
+    offset_bytes: int = 0
     on_host: bool = False
 
 
 @dataclass(frozen=True)
 class Target:
-    """A tensor that receives node ``node``."""
+    """A view of output ``output``, ``offset_bytes`` behind its first element, that receives node ``node``."""
 
     node: int
     dtype: torch.dtype
     layout: NodeLayout
     phase_bytes: int
+    output: int
+    offset_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -91,11 +95,14 @@ class Variant:
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """One launch. ``targets`` are the positions of its outputs; ``sizes`` the run-time integers that follow the pointers."""
+    """One launch. ``sources`` and ``targets`` are (tensor, bytes behind its first element) of the parameters and of the results;
+    ``sizes`` the run-time integers that follow the pointers.
+    """
 
     program: Program
     variant: Variant
-    targets: tuple[int, ...]
+    sources: tuple[tuple[int, int], ...]
+    targets: tuple[tuple[int, int], ...]
     num_elements: int
     grid: int
     sizes: tuple[int, ...]
@@ -119,7 +126,7 @@ def plan_kernels(
         chosen = [targets[position] for position in positions]
         program = lower_expr(expr, tuple(Store(t.node, t.dtype) for t in chosen), numerics=numerics, fast_math=fast_math)
         if 0 not in shape:
-            plans.append(_plan_kernel(program, operands, chosen, tuple(positions), shape, is_in_place))
+            plans.append(_plan_kernel(program, operands, chosen, shape, is_in_place))
     return tuple(plans)
 
 
@@ -127,7 +134,6 @@ def _plan_kernel(
     program: Program,
     operands: Sequence[Operand],
     targets: Sequence[Target],
-    positions: tuple[int, ...],
     shape: tuple[int, ...],
     is_in_place: bool,
 ) -> KernelPlan:
@@ -151,7 +157,9 @@ def _plan_kernel(
     reasons = [*choice.reasons, Reason("grid", f"{grid} x {THREADS}", "one-shot: a grid-stride loop measured 5 % slower on H200")]
     if is_in_place:
         reasons.append(Reason("cache", "coherent loads", "an output is also an input, so the read-only path is not allowed"))
-    return KernelPlan(program, variant, positions, space.num_elements, grid, choice.sizes, tuple(reasons))
+    sources = tuple((load.tensor, load.offset_bytes) for load in loads)
+    places = tuple((target.output, target.offset_bytes) for target in targets)
+    return KernelPlan(program, variant, sources, places, space.num_elements, grid, choice.sizes, tuple(reasons))
 
 
 @dataclass(frozen=True)
