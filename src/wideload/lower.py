@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -306,7 +307,7 @@ def _literal(value: complex, target: ScalarType) -> str:
 def _float_literal(value: float, ctype: str) -> str:
     exact = np.int64(value) if isinstance(value, int) and -(1 << 63) <= value < 1 << 63 else np.float64(value)  # an int rounds once
     with np.errstate(over="ignore"):
-        rounded = exact.astype(np.float32 if ctype == "float" else np.float64)
+        rounded: Any = exact.astype(np.float32 if ctype == "float" else np.float64)
     suffix = "f" if ctype == "float" else ""
     if np.isnan(rounded):
         return "__int_as_float(0x7fc00000)" if suffix else "__longlong_as_double(0x7ff8000000000000ll)"

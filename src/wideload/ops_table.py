@@ -497,7 +497,7 @@ _row(
     floating="::power_number({input}, {exponent})",
     integer="::power({input}, {exponent})",
     # ATen computes these in the half type itself.
-    eager="{exponent} == 3 ? {round}({input} * {input}) * {input} : {exponent} == -2 ? 1 / {round}({input} * {input}) : "
+    eager="{exponent} == 3 ? {round}({input} * {input}) * {input} : {exponent} == -2 ? 1.0 / {round}({input} * {input}) : "
     "::power_number({input}, {round}({exponent}))",
     ulp=(4, 3),
     heavy=True,
@@ -578,7 +578,7 @@ _op(
     "addcmul",
     "input tensor1 tensor2 *value=1",
     lambda input, tensor1, tensor2, value: torch.addcmul(input, tensor1, tensor2, value=value),
-    floating="::fma({value} * {tensor1}, {tensor2}, {input})",
+    floating="{value} == 1 ? ::fma({tensor1}, {tensor2}, {input}) : ::fma({value}, {tensor1} * {tensor2}, {input})",
     integer="::wrap_add({input}, ::wrap_mul(::wrap_mul({value}, {tensor1}), {tensor2}))",
     ulp=(2, 2),
 )
@@ -591,8 +591,9 @@ _op(
 )
 _op("logaddexp", "input other", torch.logaddexp, floating="::log_add_exp({input}, {other})", ulp=(5, 5))
 _op("logaddexp2", "input other", torch.logaddexp2, floating="::log_add_exp2({input}, {other})", ulp=(5, 5))
-_op("xlogy", "input other", torch.xlogy, floating="::x_log_y({input}, {other})", ulp=(3, 3))
-_op("xlog1py", "input other", torch.special.xlog1py, floating="::x_log1p_y({input}, {other})", ulp=(3, 3))
+for _name, _function, _log in (("xlogy", torch.xlogy, "log"), ("xlog1py", torch.special.xlog1py, "log1p")):
+    _product = f"{{other}} != {{other}} ? {{other}} : {{input}} == 0 ? 0 : {{input}} * {{round}}(::{_log}({{other}}))"
+    _op(_name, "input other", _function, floating=_product.replace("{round}", ""), eager=_product, ulp=(3, 3))
 
 # ---- activations
 
@@ -721,14 +722,26 @@ _op(
     reference=_in_double(_tanhshrink_reference),
     ulp=(11, 7),
 )
-_op("hardshrink", "input lambd=0.5", F.hardshrink, floating="{input} >= -{lambd} && {input} <= {lambd} ? 0 : {input}")
+
+# ATen brings the numbers of these to the half type itself.
+for _names, _function, _parameters, _expression in (
+    ("hardshrink", F.hardshrink, "input lambd=0.5", "{input} >= -{lambd} && {input} <= {lambd} ? 0 : {input}"),
+    (
+        "softshrink",
+        F.softshrink,
+        "input lambd=0.5",
+        "{input} > {lambd} ? {input} - {lambd} : {input} < -{lambd} ? {input} + {lambd} : {input} != {input} ? {input} : 0",
+    ),
+):
+    _op(_names, _parameters, _function, floating=_expression, eager=_expression.replace("{lambd}", "{round}({lambd})"))
 _op(
-    "softshrink",
-    "input lambd=0.5",
-    F.softshrink,
-    floating="{input} > {lambd} ? {input} - {lambd} : {input} < -{lambd} ? {input} + {lambd} : {input} != {input} ? {input} : 0",
+    "threshold",
+    "input threshold value",
+    F.threshold,
+    inplace=True,
+    number="{input} <= {threshold} ? {value} : {input}",
+    eager="{input} <= {round}({threshold}) ? {value} : {input}",
 )
-_op("threshold", "input threshold value", F.threshold, inplace=True, number="{input} <= {threshold} ? {value} : {input}")
 
 
 @_spells("gelu")

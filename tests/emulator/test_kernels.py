@@ -232,7 +232,7 @@ def test_a_planted_fault_is_found() -> None:
     source = plan.source.replace("const bool is_full = first + 512 <= n;", "const bool is_full = true;")
     assert source != plan.source
     tensors, out = [torch.ones(33), torch.ones(33)], torch.zeros(33)
-    with pytest.raises(EmulatorError, match="overflow|poison|outside"):
+    with pytest.raises(EmulatorError, match=r"overflow|poison|outside"):
         run_on(
             build(source),
             plan.name,

@@ -135,11 +135,11 @@ template <class T> DEVICE T interpolate(T a, T b, T weight) { return fabs(weight
 
 template <class T> DEVICE T log_add_exp(T a, T b) { return a == b && isinf(a) ? a : maximum(a, b) + log1p(exp(-fabs(a - b))); }
 
-template <class T> DEVICE T log_add_exp2(T a, T b) { return a == b && isinf(a) ? a : maximum(a, b) + log1p(exp2(-fabs(a - b))) * (T)1.4426950408889634; }
-
-template <class T> DEVICE T x_log_y(T x, T y) { return y != y ? y : x == 0 ? (T)0 : x * log(y); }
-
-template <class T> DEVICE T x_log1p_y(T x, T y) { return y != y ? y : x == 0 ? (T)0 : x * log1p(y); }
+template <class T> DEVICE T log_add_exp2(T a, T b)
+{
+    const T log1p_e = log1p(exp2(-fabs(a - b)));
+    return a == b && isinf(a) ? a : fma(log1p_e, (T)1.4426950408889634, maximum(a, b));
+}
 
 // Below -shift, exp(x) comes near the subnormals and loses the bits that a factor brings back. There exp(x + shift), of which the
 // argument is exact, is computed instead, and the product is scaled by exp(-shift).
@@ -272,9 +272,9 @@ template <class T> DEVICE T gelu_tanh_eager(T x) { return (T)0.5 * x * (1 + tanh
 
 template <class T> DEVICE T selu_eager(T x) { return x > 0 ? x * (T)1.0507009873554805 : expm1(x) * ((T)1.6732632423543773 * (T)1.0507009873554805); }
 
-template <class T> DEVICE T hard_sigmoid_eager(T x) { return clamp(x + 3, (T)0, (T)6) * (T)(1.0 / 6); }
+template <class T> DEVICE T hard_sigmoid_eager(T x) { return clamp(x + 3, (T)0, (T)6) * (T)(1.0f / 6); }
 
-template <class T> DEVICE T hard_swish_eager(T x) { return x * clamp(x + 3, (T)0, (T)6) * (T)(1.0 / 6); }
+template <class T> DEVICE T hard_swish_eager(T x) { return x * clamp(x + 3, (T)0, (T)6) * (T)(1.0f / 6); }
 
 // Half tier: within one unit of fp16 and bf16, subnormals included, for at most two special-function instructions. exp(x) is
 // 2^(x / log 2); an argument of up to 150 costs 2^-17 of the result.

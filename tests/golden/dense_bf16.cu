@@ -1,0 +1,36 @@
+DEVICE void swiglu_element(const float gate, const float up, float& out)
+{
+    // return F.silu(gate) * up
+    const float silu = ::half_silu(gate);
+    const float mul = silu * up;
+    out = mul;
+}
+
+extern "C" __global__ void __launch_bounds__(128)
+swiglu_dense(
+    const bf16* __restrict__ gate_data,
+    const bf16* __restrict__ up_data,
+    bf16* __restrict__ out_data,
+    const long long n)
+{
+    const long long first = (long long)blockIdx.x * 1024;
+    const long long i = first + threadIdx.x * 8;
+    const bool is_full = first + 1024 <= n;
+    vec<bf16, 8> gate_v;
+    vec<bf16, 8> up_v;
+    if (is_full) {  // inner block: whole accesses, no bounds
+        gate_v = load_vector<8>(gate_data + i);
+        up_v = load_vector<8>(up_data + i);
+    } else {  // the last block
+        gate_v = load_some<8>(gate_data, i, n);
+        up_v = load_some<8>(up_data, i, n);
+    }
+    float out_v[8];
+#pragma unroll
+    for (int k = 0; k < 8; ++k) swiglu_element(widen(gate_v.get(k)), widen(up_v.get(k)), out_v[k]);
+    if (is_full) {
+        store_vector(out_data + i, out_v);
+    } else {
+        store_some(out_data, i, n, out_v);
+    }
+}

@@ -1,0 +1,40 @@
+DEVICE void threshold_mask_element(const signed char x, const float limit, const double scale, bool& out)
+{
+    // return (x.float() * scale > limit) & (x < 100)
+    const float cast = convert<float>(x);
+    const float mul = cast * convert<float>(scale);
+    const bool gt = mul > limit;
+    const bool lt = x < (signed char)100;
+    const bool bitwise_and = gt && lt;
+    out = bitwise_and;
+}
+
+extern "C" __global__ void __launch_bounds__(128)
+threshold_mask_dense(
+    const signed char* __restrict__ x_data,
+    const f16* __restrict__ limit_data,
+    boolean* __restrict__ out_data,
+    const long long n,
+    const double scale)
+{
+    const long long first = (long long)blockIdx.x * 1024;
+    const long long i = first + threadIdx.x * 8;
+    const bool is_full = first + 1024 <= n;
+    vec<signed char, 8> x_v;
+    vec<f16, 8> limit_v;
+    if (is_full) {  // inner block: whole accesses, no bounds
+        x_v = load_vector<8>(x_data + i);
+        limit_v = load_vector<8>(limit_data + i);
+    } else {  // the last block
+        x_v = load_some<8>(x_data, i, n);
+        limit_v = load_some<8>(limit_data, i, n);
+    }
+    bool out_v[8];
+#pragma unroll
+    for (int k = 0; k < 8; ++k) threshold_mask_element(widen(x_v.get(k)), widen(limit_v.get(k)), scale, out_v[k]);
+    if (is_full) {
+        store_vector(out_data + i, out_v);
+    } else {
+        store_some(out_data, i, n, out_v);
+    }
+}

@@ -1,0 +1,97 @@
+"""Generated kernels as a reader sees them, below the prelude: a change of the generator shows as a change of these files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import wideload as wl
+from wideload.nvrtc import compile_cubin
+
+bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32
+
+
+def meta(*shape: int, dtype: torch.dtype = f32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+@wl.fuse
+def swiglu(gate: Any, up: Any) -> Any:
+    return F.silu(gate) * up
+
+
+@wl.fuse
+def threshold_mask(x: Any, limit: Any, scale: Any) -> Any:
+    return (x.float() * scale > limit) & (x < 100)
+
+
+@wl.fuse
+def shifted_gelu(x: Any, bias: Any, rate: Any) -> Any:
+    y = F.gelu(x + bias)
+    return y * rate
+
+
+@wl.fuse
+def decay(weight: Any, grad: Any, lr: Any) -> Any:
+    return weight * (1 - lr * 0.1) - lr * grad
+
+
+@wl.fuse(numerics="eager")
+def rounded(x: Any, y: Any) -> Any:
+    return torch.where(x > y, x * 2 + y, x / 3)
+
+
+@wl.fuse
+def moments(grad: Any, mean: Any, square: Any, beta: Any) -> Any:
+    new_mean = torch.lerp(grad, mean, beta)
+    new_square = square * beta + grad * grad * (1 - beta)
+    return new_mean, new_square, (new_mean / (new_square.sqrt() + 1e-8)).to(bf16)
+
+
+WEIGHT, GRAD = torch.zeros(4096), torch.zeros(4096)
+KERNELS: dict[str, Callable[[], Any]] = {
+    "dense_bf16": lambda: swiglu.plan(meta(4096, dtype=bf16), meta(4096, dtype=bf16), target="sm_90"),
+    "dense_mixed_bool": lambda: threshold_mask.plan(meta(4096, dtype=torch.int8), meta(4096, dtype=f16), 0.5, target="sm_90"),
+    "strided_rank_3": lambda: shifted_gelu.plan(meta(4, 6, 10)[:, :5, ::2], meta(5, 1), 2.0, target="sm_90"),
+    "dense_in_place": lambda: decay.plan(WEIGHT, GRAD, 0.01, out=WEIGHT, target="sm_90"),
+    "dense_eager": lambda: rounded.plan(meta(4096, dtype=f16), meta(4096, dtype=f16), target="sm_90"),
+    "dense_several_results": lambda: moments.plan(meta(4096), meta(4096), meta(4096), 0.9, target="sm_90"),
+}
+
+
+def generate(name: str) -> tuple[str, str, str]:
+    """The kernel's name, the prelude and the code below it."""
+    (kernel,) = KERNELS[name]().kernels
+    start = kernel.source.index(f"DEVICE void {kernel.plan.program.name}_element(")
+    return kernel.name, kernel.source[:start], kernel.source[start:]
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_generated_kernel_is_as_it_was(name: str, compare_with_golden: Callable[[str, str], None]) -> None:
+    _, _, code = generate(name)
+    compare_with_golden(name, code)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_golden_kernel_compiles(name: str) -> None:
+    kernel, prelude, _ = generate(name)
+    compile_cubin(prelude + (Path(__file__).parent / f"{name}.cu").read_text(encoding="utf-8"), arch="sm_75", name=kernel)
+
+
+def test_every_golden_file_is_generated_here() -> None:
+    assert {path.stem for path in Path(__file__).parent.glob("*.cu")} == set(KERNELS)
+
+
+def test_a_missing_and_a_changed_file_are_failures(compare_with_golden: Callable[[str, str], None], request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--update-golden", default=False):
+        pytest.skip("files are being written")
+    with pytest.raises(AssertionError, match=r"no_such_kernel\.cu is missing: pytest tests/golden --update-golden writes it"):
+        compare_with_golden("no_such_kernel", "")
+    _, _, code = generate("dense_bf16")
+    with pytest.raises(AssertionError, match=r"(?s)dense_bf16\.cu has changed.*-    const float mul = silu \* up;.*\+ .*silu \+ up;"):
+        compare_with_golden("dense_bf16", code.replace("silu * up", "silu + up"))
