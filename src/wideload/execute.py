@@ -17,12 +17,13 @@ from wideload.errors import TraceError
 from wideload.expr import Expr, Numerics, evaluate_host
 from wideload.launch import LoadedKernel, device_arch
 from wideload.lower import ScalarParameter
+from wideload.overlap import Extent, relation
 from wideload.plan import ACCESS_BYTES, KernelPlan, Operand, Target, plan_kernels
 from wideload.promotion import infer_dtype
 from wideload.push import push_views
 from wideload.replay import NodeLayout
 
-__all__ = ["Launch", "Output", "kernel_arguments", "phase_of", "plan_call", "prepare_launches", "run_launches"]
+__all__ = ["Launch", "Output", "is_safe_in_place", "kernel_arguments", "phase_of", "plan_call", "prepare_launches", "run_launches"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,24 @@ def kernel_arguments(
         *plan.sizes,
         *(scalar_argument(parameter, scalars) for parameter in plan.program.scalars),
     ]
+
+
+def is_safe_in_place(plans: Sequence[KernelPlan], tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> bool:
+    """Whether outputs that share memory with arguments may be written at once: by one kernel, each element read where it is written."""
+    if len(plans) > 1:
+        return False
+    for plan in plans:
+        reads = [
+            _extent(tensors[tensor], offset, layout) for (tensor, offset), layout in zip(plan.sources, plan.source_layouts, strict=True)
+        ]
+        writes = [_extent(outs[output], offset, layout) for (output, offset), layout in zip(plan.targets, plan.target_layouts, strict=True)]
+        if any(relation(read, write) == "partial" for read in reads for write in writes):
+            return False
+    return True
+
+
+def _extent(tensor: torch.Tensor, offset_bytes: int, layout: NodeLayout) -> Extent:
+    return Extent(tensor.data_ptr() + offset_bytes, tensor.element_size(), layout.shape, layout.strides)
 
 
 def _address(tensor: torch.Tensor, offset_bytes: int) -> int:

@@ -30,6 +30,7 @@ __all__ = [
     "Numerics",
     "Viewed",
     "evaluate_host",
+    "is_view_of_operand",
 ]
 
 
@@ -187,3 +188,9 @@ def _host_text(value: HostValue) -> str:
     if isinstance(value, HostCall):
         return f"{getattr(value.fn, '__name__', 'host')}({', '.join(map(_host_text, value.args))})"
     return repr(value)
+
+
+def is_view_of_operand(expr: Expr, number: int) -> bool:
+    """Whether a node is an operand itself or a view of one: nothing is computed, and eager returns that memory."""
+    node = expr.nodes[number]
+    return isinstance(node, Load) or (isinstance(node, Viewed) and is_view_of_operand(expr, node.operand))

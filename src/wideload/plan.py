@@ -95,14 +95,18 @@ class Variant:
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """One launch. ``sources`` and ``targets`` are (tensor, bytes behind its first element) of the parameters and of the results;
-    ``sizes`` the run-time integers that follow the pointers.
+    """One launch.
+
+    ``sources`` and ``targets`` are (tensor, bytes behind its first element) of the parameters and of the results, which walk
+    memory by ``source_layouts`` and ``target_layouts``; ``sizes`` are the run-time integers that follow the pointers.
     """
 
     program: Program
     variant: Variant
     sources: tuple[tuple[int, int], ...]
     targets: tuple[tuple[int, int], ...]
+    source_layouts: tuple[NodeLayout, ...]
+    target_layouts: tuple[NodeLayout, ...]
     num_elements: int
     grid: int
     sizes: tuple[int, ...]
@@ -141,6 +145,7 @@ def _plan_kernel(
     tensors: list[Operand | Target] = [*(load for load in loads if not load.on_host), *targets]
     names = [p.name for p, load in zip(program.parameters, loads, strict=True) if not load.on_host] + [r.name for r in program.results]
     num_inputs = len(tensors) - len(targets)
+    load_strides = [expand_strides(load.layout.shape, load.layout.strides, shape) for load in loads]
     strides = [expand_strides(x.layout.shape, x.layout.strides, shape) for x in tensors]
     space = build_space(shape, strides, outputs=range(num_inputs, len(strides)))
     walks = [
@@ -159,7 +164,8 @@ def _plan_kernel(
         reasons.append(Reason("cache", "coherent loads", "an output is also an input, so the read-only path is not allowed"))
     sources = tuple((load.tensor, load.offset_bytes) for load in loads)
     places = tuple((target.output, target.offset_bytes) for target in targets)
-    return KernelPlan(program, variant, sources, places, space.num_elements, grid, choice.sizes, tuple(reasons))
+    layouts = [tuple(NodeLayout(shape, strides) for strides in part) for part in (load_strides, strides[num_inputs:])]
+    return KernelPlan(program, variant, sources, places, *layouts, space.num_elements, grid, choice.sizes, tuple(reasons))
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ class _Pusher:
         shape = self._layouts[node].shape
         edges = self._cut(node)
         spans = [list(itertools.pairwise(sorted({0, size, *edges.get(dim - len(shape), ())}))) for dim, size in enumerate(shape)]
-        spans = [[(0, 0)] if not pairs else pairs for pairs in spans]
+        spans = [pairs or [(0, 0)] for pairs in spans]
         return [tuple((start, stop - start) for start, stop in corner) for corner in itertools.product(*spans)]
 
     def _cut(self, number: int) -> dict[int, set[int]]:
@@ -103,7 +103,9 @@ class _Pusher:
                 for dim, found in self._cut(operand).items():
                     edges.setdefault(dim, set()).update(found)
         elif isinstance(node, Viewed) and self._cut(node.operand):
-            raise LayoutError(f"a view of a concatenation{f' (at {node.at})' if node.at else ''} cannot be fused. Take the view of its parts.")
+            raise LayoutError(
+                f"a view of a concatenation{f' (at {node.at})' if node.at else ''} cannot be fused. Take the view of its parts."
+            )
         return edges
 
     def build(self, number: int, box: Box, after: tuple[ViewStep, ...]) -> int:

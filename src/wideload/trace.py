@@ -407,8 +407,10 @@ class _Tracer:
         functional = _functional_form(func)
         if functional is not None:
             return self._assign(args[0], self._spell(func, SPELLINGS[functional], args, kwargs), _spelled(func))
-        if name in _VIEWS:
-            self.refuse_view(_spelled(func))
+        if name in VIEW_NAMES:
+            return self.view(args[0], name, *args[1:], **kwargs)
+        if name in _JOINS:
+            return self._join(name, *args, **kwargs)
         _refuse(
             f"{_spelled(func)} is not an elementwise op that wideload knows", "Compute it outside the fused function and pass its result"
         )
@@ -557,10 +559,14 @@ class _Tracer:
             parts = [self.view(part, "unsqueeze", dim) for part in parts]
         rank = len(parts[0]._shape)
         if not rank or any(len(part._shape) != rank for part in parts) or not -rank <= dim < rank:
-            raise LayoutError(f"{name} of shapes {[part._shape for part in parts]} along dim {dim}: it takes tensors of one rank, and one of their dims (at {_user_location()})")
+            raise LayoutError(
+                f"{name} of shapes {[part._shape for part in parts]} along dim {dim}: it takes tensors of one rank, and one of their dims (at {_user_location()})"
+            )
         dim %= rank
         if len({(*part._shape[:dim], *part._shape[dim + 1 :]) for part in parts}) > 1:
-            raise LayoutError(f"{name} of shapes {[part._shape for part in parts]} along dim {dim}: the other sizes must be equal (at {_user_location()})")
+            raise LayoutError(
+                f"{name} of shapes {[part._shape for part in parts]} along dim {dim}: the other sizes must be equal (at {_user_location()})"
+            )
         dtype = functools.reduce(torch.promote_types, (self.dtype(part) for part in parts))
         nodes = tuple(self._cast(part, dtype)._node for part in parts)
         shape = (*parts[0]._shape[:dim], sum(part._shape[dim] for part in parts), *parts[0]._shape[dim + 1 :])
