@@ -15,7 +15,7 @@ import torch
 
 from wideload.dtypes import ScalarType, scalar_type
 from wideload.expr import Expr, Numerics
-from wideload.layout import INT31_MAX, IterSpace, build_space, expand_strides, magic_divisor
+from wideload.layout import INT31_MAX, Dim, IterSpace, build_space, expand_strides, magic_divisor
 from wideload.lower import Program, Store, lower_expr
 from wideload.replay import NodeLayout
 
@@ -31,7 +31,7 @@ THREADS = 128
 STRIDED_ELEMENTS = 4
 """Elements that a thread of a strided kernel has in flight: its loads are narrow, so that one would leave the memory idle."""
 
-Family = Literal["dense", "rows", "strided"]
+Family = Literal["dense", "rows", "pitched", "strided"]
 
 Access = Literal["vector", "realigned", "elements", "row", "uniform", "strided", "value"]
 """How a kernel reaches an operand: one wide access; aligned words, realigned in registers; one access an element, of an output
@@ -152,7 +152,12 @@ def _plan_kernel(
         _Walk(name, scalar_type(x.dtype, "an operand"), x.phase_bytes, tuple(dim.strides[row] for dim in space.dims), space.num_elements)
         for row, (name, x) in enumerate(zip(names, tensors, strict=True))
     ]
-    choice = _choose_dense(walks) or _choose_rows(space, walks, num_inputs) or _choose_strided(space, walks)
+    choice = (
+        _choose_dense(walks)
+        or _choose_rows(space, walks, num_inputs)
+        or _choose_pitched(space, walks, num_inputs)
+        or _choose_strided(space, walks)
+    )
     accesses = iter(choice.accesses)
     load_accesses: list[Access] = ["value" if load.on_host else next(accesses) for load in loads]
     variant = Variant(
@@ -186,6 +191,10 @@ class _Walk:
     def phase(self, elements: int) -> int:
         """How many elements its address lies behind an aligned access of ``elements``."""
         return self.phase_bytes % (elements * self.type.itemsize) // self.type.itemsize
+
+    def beat(self, elements: int) -> tuple[int, ...]:
+        """The phase of its first element, and by how much each outer dim shifts it."""
+        return (self.phase(elements), *(stride % elements for stride in self.strides[1:]))
 
 
 @dataclass(frozen=True)
@@ -244,34 +253,63 @@ def _choose_rows(space: IterSpace, walks: Sequence[_Walk], num_inputs: int) -> _
         return None  # a thread's elements would lie in several rows as a rule
     # The first output sets the beat: its first aligned access is preceded by `pad` elements that are none of its own.
     pad = outputs[0].phase(elements)
-    rows_keep_beat = len(sizes) == 1 or sizes[0] % elements == 0
-
-    def access(walk: _Walk) -> Access:
-        if walk.is_uniform:
-            return "uniform"
-        if walk.strides and not walk.strides[0]:
-            return "row"
-        keeps_beat = walk.phase(elements) == pad and rows_keep_beat and not any(stride % elements for stride in walk.strides[1:])
-        return "vector" if keeps_beat else "realigned"
-
-    loads = tuple(map(access, inputs))
+    beat = outputs[0].beat(elements)
+    loads = tuple(_access(walk, beat, elements) for walk in inputs)
     stores: tuple[Access, ...] = tuple("vector" if walk.phase(elements) == pad else "elements" for walk in outputs)
-    num_covered = space.num_elements + pad + THREADS * elements
-    bits, width = _index_bits(space, walks, num_covered)
-    runtime = [space.num_elements, pad, *_divisions(space, bits)]
-    for walk, kind in zip(inputs, loads, strict=True):
-        if kind != "uniform":
-            runtime += walk.strides[1:]
-        if kind == "realigned":
-            runtime.append(1 + sum((dim.size - 1) * stride for dim, stride in zip(space.dims, walk.strides, strict=True)))
-    shifted = [walk.name for walk, kind in zip(inputs, loads, strict=True) if kind == "realigned"]
+    bits, width = _index_bits(space, walks, space.num_elements + pad + THREADS * elements)
+    runtime = (space.num_elements, pad, *_divisions(space, bits), *_row_sizes(space, inputs, loads))
     rows = "one run" if len(sizes) == 1 else f"rows of {sizes[0]} elements"
-    reasons = [Reason("family", "rows", f"the output is one run, every input {rows} or one element of each"), why, width]
-    if shifted:
-        reasons.append(
-            Reason("realigned", ", ".join(shifted), "not aligned to the output: aligned words are read and shifted in registers")
-        )
-    return _Choice("rows", (*loads, *stores), elements, bits, space.num_elements + pad, tuple(runtime), tuple(reasons))
+    reasons = (Reason("family", "rows", f"the output is one run, every input {rows} or one element of each"), why, width)
+    return _Choice("rows", (*loads, *stores), elements, bits, space.num_elements + pad, runtime, (*reasons, *_realigned(inputs, loads)))
+
+
+def _choose_pitched(space: IterSpace, walks: Sequence[_Walk], num_inputs: int) -> _Choice | None:
+    """As ``rows``, for outputs with gaps between their rows."""
+    if len(space.dims) < 2 or any(walk.strides[0] > 1 for walk in walks) or any(walk.strides[0] != 1 for walk in walks[num_inputs:]):
+        return None
+    inputs, outputs = walks[:num_inputs], walks[num_inputs:]
+    elements, why = _vector_elements(walks)
+    row = space.dims[0].size
+    if row < elements:
+        return None
+    beat = outputs[0].beat(elements)
+    loads = tuple(_access(walk, beat, elements) for walk in inputs)
+    stores: tuple[Access, ...] = tuple("vector" if walk.beat(elements) == beat else "elements" for walk in outputs)
+    same_phase = not any(stride % elements for stride in outputs[0].strides[1:])
+    slots = -(-(row + (beat[0] if same_phase else elements - 1)) // elements)
+    num_slots = space.num_elements // row * slots
+    bits, width = _index_bits(space, walks, num_slots * elements + THREADS * elements)
+    slotted = IterSpace((Dim(slots, space.dims[0].strides), *space.dims[1:]), num_slots)
+    outer = [stride for walk in outputs for stride in walk.strides[1:]]
+    runtime = (num_slots, row, beat[0], *_divisions(slotted, bits), *_row_sizes(space, inputs, loads), *outer)
+    reasons = (Reason("family", "pitched", f"rows of {row} elements, with gaps between those of the output"), why, width)
+    # The grid is counted in accesses.
+    return _Choice("pitched", (*loads, *stores), elements, bits, num_slots * elements, runtime, (*reasons, *_realigned(inputs, loads)))
+
+
+def _access(walk: _Walk, beat: tuple[int, ...], elements: int) -> Access:
+    """How an input along rows is read where the first output's aligned accesses lie on ``beat``."""
+    if walk.is_uniform:
+        return "uniform"
+    if walk.strides and not walk.strides[0]:
+        return "row"
+    return "vector" if walk.beat(elements) == beat else "realigned"
+
+
+def _row_sizes(space: IterSpace, inputs: Sequence[_Walk], loads: Sequence[Access]) -> list[int]:
+    """The outer strides of each input that has rows, and the span of those that are realigned: elements from its first to its last."""
+    numbers: list[int] = []
+    for walk, access in zip(inputs, loads, strict=True):
+        numbers += walk.strides[1:] if access != "uniform" else ()
+        if access == "realigned":
+            numbers.append(1 + sum((dim.size - 1) * stride for dim, stride in zip(space.dims, walk.strides, strict=True)))
+    return numbers
+
+
+def _realigned(inputs: Sequence[_Walk], loads: Sequence[Access]) -> list[Reason]:
+    names = [walk.name for walk, access in zip(inputs, loads, strict=True) if access == "realigned"]
+    why = "not aligned to the output: aligned words are read and shifted in registers"
+    return [Reason("realigned", ", ".join(names), why)] if names else []
 
 
 def _choose_strided(space: IterSpace, walks: Sequence[_Walk]) -> _Choice:

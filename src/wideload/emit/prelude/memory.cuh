@@ -73,12 +73,12 @@ template <int N, class T> DEVICE vec<T, N> load_some(const T* p, long long i, lo
     return v;
 }
 
-// The elements i, i + 1, ... of an output of n, as far as it reaches.
+// The elements i, i + 1, ... of an output of n, as far as they are in it; i may be negative.
 template <class T, class C, int N> DEVICE void store_some(T* p, long long i, long long n, const C (&x)[N])
 {
 #pragma unroll
     for (int k = 0; k < N; ++k)
-        if (i + k < n) p[i + k] = narrow_to<T>::from(x[k]);
+        if (i + k >= 0 && i + k < n) p[i + k] = narrow_to<T>::from(x[k]);
 }
 
 // Division by multiply and shift: exact for every numerator below 2^31 (2^63); multiplier and shift as layout.magic_divisor gives them.
