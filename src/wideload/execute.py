@@ -17,11 +17,13 @@ from wideload.errors import TraceError
 from wideload.expr import Expr, Numerics, evaluate_host
 from wideload.launch import LoadedKernel, device_arch
 from wideload.lower import ScalarParameter
+from wideload.overlap import Extent, relation
 from wideload.plan import ACCESS_BYTES, KernelPlan, Operand, Target, plan_kernels
 from wideload.promotion import infer_dtype
+from wideload.push import push_views
 from wideload.replay import NodeLayout
 
-__all__ = ["Launch", "alignment_of", "describe_operand", "kernel_arguments", "prepare_launches", "run_launches"]
+__all__ = ["Launch", "Output", "is_safe_in_place", "kernel_arguments", "phase_of", "plan_call", "prepare_launches", "run_launches"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,33 +34,53 @@ class Launch:
     plan: KernelPlan
 
 
-def alignment_of(tensor: torch.Tensor) -> int:
-    """The largest power of two, up to a whole access, that divides the address, in bytes."""
-    address = tensor.data_ptr() | ACCESS_BYTES
-    return address & -address
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A tensor to be written with node ``node``: ``phase_bytes`` is its address modulo a whole access."""
+
+    node: int
+    dtype: torch.dtype
+    layout: NodeLayout
+    phase_bytes: int
 
 
-def describe_operand(tensor: torch.Tensor, device: torch.device) -> Operand:
-    """What the planner needs to know of an argument."""
-    on_host = tensor.device != device
-    return Operand(
-        tensor.dtype, NodeLayout(tuple(tensor.shape), tensor.stride()), ACCESS_BYTES if on_host else alignment_of(tensor), on_host
-    )
+def phase_of(tensor: torch.Tensor) -> int:
+    """The address modulo a whole access, in bytes."""
+    return tensor.data_ptr() % ACCESS_BYTES
 
 
-def prepare_launches(
+def plan_call(
     expr: Expr,
-    operands: Sequence[Operand],
-    targets: Sequence[Target],
-    device: int,
+    layouts: Sequence[NodeLayout],
+    tensors: Sequence[torch.Tensor],
+    outputs: Sequence[Output],
+    device: torch.device,
     *,
     numerics: Numerics,
     fast_math: bool,
     is_in_place: bool,
-) -> tuple[Launch, ...]:
-    """Plan, compile and load the kernels for these layouts."""
-    plans = plan_kernels(expr, operands, targets, numerics=numerics, fast_math=fast_math, is_in_place=is_in_place)
-    cubins = find_cubins([(emit_kernel(plan.program, plan.variant), device_arch(device), plan.name) for plan in plans])
+) -> tuple[KernelPlan, ...]:
+    """The kernels for these tensors: views pushed down to the operands, then planned. ``layouts`` are those of every node."""
+    pushed = push_views(expr, layouts, [(output.node, position, output.layout) for position, output in enumerate(outputs)])
+    operands = []
+    for node, load in zip(pushed.expr.operands, pushed.loads, strict=True):
+        tensor, on_host = tensors[load.operand], tensors[load.operand].device != device
+        offset = load.view.offset * node.dtype.itemsize
+        phase = 0 if on_host else (phase_of(tensor) + offset) % ACCESS_BYTES
+        operands.append(Operand(node.dtype, NodeLayout(load.view.shape, load.view.strides), phase, load.operand, offset, on_host))
+    targets = []
+    for store in pushed.stores:
+        output = outputs[store.output]
+        offset = store.view.offset * output.dtype.itemsize
+        phase = (output.phase_bytes + offset) % ACCESS_BYTES
+        targets.append(Target(store.node, output.dtype, NodeLayout(store.view.shape, store.view.strides), phase, store.output, offset))
+    return plan_kernels(pushed.expr, operands, targets, numerics=numerics, fast_math=fast_math, is_in_place=is_in_place)
+
+
+def prepare_launches(plans: Sequence[KernelPlan], device: int) -> tuple[Launch, ...]:
+    """Compile and load the kernels, side by side where there are several."""
+    arch = device_arch(device)
+    cubins = find_cubins([(emit_kernel(plan.program, plan.variant), arch, plan.name) for plan in plans])
     return tuple(Launch(LoadedKernel(cubin, plan.grid), plan) for cubin, plan in zip(cubins, plans, strict=True))
 
 
@@ -67,7 +89,7 @@ def run_launches(
 ) -> None:
     """Put the kernels on the current stream of ``device``."""
     for launch in launches:
-        launch.kernel.launch(device, kernel_arguments(launch.plan, tensors, outs, scalars, torch.Tensor.data_ptr))
+        launch.kernel.launch(device, kernel_arguments(launch.plan, tensors, outs, scalars, _address))
 
 
 def kernel_arguments(
@@ -75,16 +97,41 @@ def kernel_arguments(
     tensors: Sequence[torch.Tensor],
     outs: Sequence[torch.Tensor],
     scalars: tuple[Any, ...],
-    pointer: Callable[[torch.Tensor], Any],
+    pointer: Callable[[torch.Tensor, int], Any],
 ) -> list[Any]:
-    """A kernel's arguments in the order of its parameters: loads, stores, sizes, runtime scalars; ``pointer`` of each tensor."""
-    loads = zip(plan.program.parameters, plan.variant.loads, strict=True)
+    """A kernel's arguments in the order of its parameters: loads, stores, sizes, runtime scalars.
+
+    ``pointer`` makes an argument of a tensor and a number of bytes behind its first element.
+    """
+    loads = zip(plan.sources, plan.variant.loads, strict=True)
     return [
-        *(_by_value(tensors[p.operand]) if access == "value" else pointer(tensors[p.operand]) for p, access in loads),
-        *(pointer(outs[position]) for position in plan.targets),
+        *(_by_value(tensors[tensor]) if access == "value" else pointer(tensors[tensor], offset) for (tensor, offset), access in loads),
+        *(pointer(outs[output], offset) for output, offset in plan.targets),
         *plan.sizes,
         *(scalar_argument(parameter, scalars) for parameter in plan.program.scalars),
     ]
+
+
+def is_safe_in_place(plans: Sequence[KernelPlan], tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> bool:
+    """Whether outputs that share memory with arguments may be written at once: by one kernel, each element read where it is written."""
+    if len(plans) > 1:
+        return False
+    for plan in plans:
+        reads = [
+            _extent(tensors[tensor], offset, layout) for (tensor, offset), layout in zip(plan.sources, plan.source_layouts, strict=True)
+        ]
+        writes = [_extent(outs[output], offset, layout) for (output, offset), layout in zip(plan.targets, plan.target_layouts, strict=True)]
+        if any(relation(read, write) == "partial" for read in reads for write in writes):
+            return False
+    return True
+
+
+def _extent(tensor: torch.Tensor, offset_bytes: int, layout: NodeLayout) -> Extent:
+    return Extent(tensor.data_ptr() + offset_bytes, tensor.element_size(), layout.shape, layout.strides)
+
+
+def _address(tensor: torch.Tensor, offset_bytes: int) -> int:
+    return tensor.data_ptr() + offset_bytes
 
 
 def _by_value(tensor: torch.Tensor) -> int | float:

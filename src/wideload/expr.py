@@ -13,6 +13,7 @@ import torch
 
 from wideload.dtypes import dtype_name
 from wideload.ops_table import Op
+from wideload.views import ViewStep
 
 __all__ = [
     "Apply",
@@ -27,7 +28,9 @@ __all__ = [
     "Node",
     "Number",
     "Numerics",
+    "Viewed",
     "evaluate_host",
+    "is_view_of_operand",
 ]
 
 
@@ -121,7 +124,29 @@ class Cast:
     at: Location | None = field(default=None, compare=False)
 
 
-Node = Load | Number | Const | Apply | Cast
+@dataclass(frozen=True)
+class Viewed:
+    """A view of a node, by ``steps`` one after the other."""
+
+    operand: int
+    steps: tuple[ViewStep, ...]
+    dtype: torch.dtype
+    ndim: int
+    at: Location | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Nodes of one dtype concatenated along ``dim``."""
+
+    operands: tuple[int, ...]
+    dim: int
+    dtype: torch.dtype
+    ndim: int
+    at: Location | None = field(default=None, compare=False)
+
+
+Node = Load | Number | Const | Apply | Cast | Viewed | Joined
 
 
 @dataclass(frozen=True)
@@ -145,6 +170,10 @@ class Expr:
                     text = repr(node.value)
                 case Cast():
                     text = f"cast %{node.operand}: {dtype_name(node.dtype)}"
+                case Viewed():
+                    text = f"%{node.operand}.{'.'.join(map(str, node.steps))}"
+                case Joined():
+                    text = f"cat({', '.join(f'%{i}' for i in node.operands)}; dim {node.dim})"
                 case Apply():
                     args = ", ".join(f"%{i}" for i in node.operands)
                     text = f"{node.op.name}({args}): {dtype_name(node.dtype)}"
@@ -159,3 +188,9 @@ def _host_text(value: HostValue) -> str:
     if isinstance(value, HostCall):
         return f"{getattr(value.fn, '__name__', 'host')}({', '.join(map(_host_text, value.args))})"
     return repr(value)
+
+
+def is_view_of_operand(expr: Expr, number: int) -> bool:
+    """Whether a node is an operand itself or a view of one: nothing is computed, and eager returns that memory."""
+    node = expr.nodes[number]
+    return isinstance(node, Load) or (isinstance(node, Viewed) and is_view_of_operand(expr, node.operand))

@@ -10,7 +10,7 @@ import functools
 import inspect
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
@@ -19,11 +19,11 @@ import torch
 
 from wideload.captures import find_captures, unwrap_callable
 from wideload.errors import DeviceError, DtypeError, LayoutError, TraceError
-from wideload.execute import Launch, alignment_of, describe_operand, prepare_launches, run_launches
-from wideload.expr import Apply, Cast, Load, Node, Numerics, evaluate_host
+from wideload.execute import Launch, Output, is_safe_in_place, phase_of, plan_call, prepare_launches, run_launches
+from wideload.expr import Const, Node, Number, Numerics, evaluate_host, is_view_of_operand
 from wideload.gpus import find_target
 from wideload.outputs import check_outputs
-from wideload.plan import Target, plan_kernels
+from wideload.plan import KernelPlan
 from wideload.planned import Plan
 from wideload.reference import evaluate_expr
 from wideload.replay import NodeLayout, replay_layout
@@ -51,7 +51,7 @@ class _Call:
 class _Prepared:
     """What one layout of one trace needs: where results go, and the kernels that fill them."""
 
-    layouts: tuple[NodeLayout, ...]
+    outputs: tuple[Output, ...]
     launches: tuple[Launch, ...]
 
 
@@ -122,8 +122,8 @@ class FusedFunction:
         if call.device.type == "cuda" and not _wants_grad(call.tensors):
             return self._launch(call, key, traced)
         if call.device.type == "meta":
-            outs = [_empty(layout, dtype, call.device) for layout, dtype in zip(*self._result_layouts(call, traced), strict=True)]
-            return self._assemble(call, traced, outs)
+            layouts, nodes = self._layouts(call, traced), traced.expr.nodes
+            return self._assemble(call, traced, [_empty(layouts[n], _dtype(nodes[n]), call.device) for n in traced.expr.outputs])
         return self._assemble(call, traced, self._evaluate(call, traced))
 
     def reference(self, *args: Any, **kwargs: Any) -> Any:
@@ -151,18 +151,15 @@ class FusedFunction:
             if target is not None
             else find_target("sm_{}{}".format(*torch.cuda.get_device_capability(call.device))).arch
         )
-        layouts, dtypes = self._result_layouts(call, traced)
-        operands = [describe_operand(t, call.device) for t in call.tensors]
+        layouts = self._layouts(call, traced)
         is_in_place = False
         if out is None:
-            targets = [Target(node, dtype, layout, 16) for node, layout, dtype in zip(traced.expr.outputs, layouts, dtypes, strict=True)]
+            outputs = [Output(node, _dtype(traced.expr.nodes[node]), layouts[node], 0) for node in traced.expr.outputs]
         else:
             outs = self._match_out(traced, out)
-            is_in_place = check_outputs(outs, _out_names(outs), layouts, dtypes, zip(call.names, call.tensors, strict=True))
-            targets = [_target(node, t) for node, t in zip(traced.expr.outputs, outs, strict=True)]
-        kernels = plan_kernels(
-            traced.expr, operands, targets, numerics=self._options.numerics, fast_math=self._options.fast_math, is_in_place=is_in_place
-        )
+            is_in_place = self._check_outputs(call, traced, layouts, outs)
+            outputs = [_output(node, tensor) for node, tensor in zip(traced.expr.outputs, outs, strict=True)]
+        kernels = self._plan(call, traced, layouts, outputs, is_in_place)
         return Plan(self.__name__, arch, traced.expr, kernels)
 
     def _inline(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
@@ -272,81 +269,89 @@ class FusedFunction:
             self._traces[key] = traced
         return key, traced
 
-    def _result_layouts(self, call: _Call, traced: Traced) -> tuple[list[NodeLayout], list[torch.dtype]]:
-        layouts = replay_layout(traced.expr, [NodeLayout(tuple(t.shape), t.stride()) for t in call.tensors], call.device.type)
-        outputs = traced.expr.outputs
-        return [layouts[number] for number in outputs], [_dtype(traced.expr.nodes[number]) for number in outputs]
+    def _layouts(self, call: _Call, traced: Traced) -> tuple[NodeLayout, ...]:
+        """Shape and strides of every node, as eager gives them."""
+        return replay_layout(traced.expr, [NodeLayout(tuple(t.shape), t.stride()) for t in call.tensors], call.device.type)
+
+    def _plan(
+        self, call: _Call, traced: Traced, layouts: Sequence[NodeLayout], outputs: list[Output], is_in_place: bool
+    ) -> tuple[KernelPlan, ...]:
+        return plan_call(
+            traced.expr,
+            layouts,
+            call.tensors,
+            outputs,
+            call.device,
+            numerics=self._options.numerics,
+            fast_math=self._options.fast_math,
+            is_in_place=is_in_place,
+        )
+
+    def _check_outputs(self, call: _Call, traced: Traced, layouts: Sequence[NodeLayout], outs: list[torch.Tensor]) -> bool:
+        nodes = traced.expr.outputs
+        dtypes = [_dtype(traced.expr.nodes[node]) for node in nodes]
+        return check_outputs(outs, _out_names(outs), [layouts[node] for node in nodes], dtypes, zip(call.names, call.tensors, strict=True))
 
     # ---- running
 
     def _evaluate(self, call: _Call, traced: Traced) -> list[torch.Tensor]:
         """Results by the reference, in the strides that eager gives."""
         grad = _wants_grad(call.tensors)
-        layouts, _ = self._result_layouts(call, traced)  # first: it refuses shapes that do not broadcast
+        layouts = self._layouts(call, traced)  # first: it refuses shapes that do not broadcast
+        outputs = traced.expr.outputs
         results = evaluate_expr(
-            traced.expr, traced.expr.outputs, call.tensors, tuple(call.scalars), numerics=self._options.numerics, differentiable=grad
+            traced.expr, outputs, call.tensors, tuple(call.scalars), numerics=self._options.numerics, differentiable=grad
         )
         return [
-            result if result.stride() == layout.strides or grad else _restrided(result, layout)
-            for result, layout in zip(results, layouts, strict=True)
+            result if result.stride() == layouts[node].strides or grad else _restrided(result, layouts[node])
+            for result, node in zip(results, outputs, strict=True)
         ]
 
     def _launch(self, call: _Call, key: Any, traced: Traced) -> Any:
-        layout_key = (key, *((tuple(t.shape), t.stride(), alignment_of(t)) for t in call.tensors))
+        layout_key = (key, *((tuple(t.shape), t.stride(), phase_of(t)) for t in call.tensors))
         prepared = self._prepared.get(layout_key)
         if prepared is None:
-            layouts, dtypes = self._result_layouts(call, traced)
-            fresh = [position for position, node in enumerate(traced.expr.outputs) if not isinstance(traced.expr.nodes[node], Load)]
-            targets = [Target(traced.expr.outputs[p], dtypes[p], layouts[p], 16) for p in fresh]
-            prepared = self._prepared[layout_key] = _Prepared(tuple(layouts), self._prepare(call, traced, targets, is_in_place=False))
-        outputs = traced.expr.outputs
-        outs = [
-            _empty(layout, node.dtype, call.device)
-            for layout, node in zip(prepared.layouts, (traced.expr.nodes[n] for n in outputs), strict=True)
-            if isinstance(node, Apply | Cast)
-        ]
+            prepared = self._prepared[layout_key] = self._prepare(call, traced)
+        outs = [_empty(output.layout, output.dtype, call.device) for output in prepared.outputs]
         run_launches(prepared.launches, call.device.index, call.tensors, outs, tuple(call.scalars))
-        written = iter(outs)
-        return self._assemble(
-            call, traced, [call.tensors[n.operand] if isinstance(n := traced.expr.nodes[o], Load) else next(written) for o in outputs]
-        )
+        made = {output.node: tensor for output, tensor in zip(prepared.outputs, outs, strict=True)}
+        shared = [node for node in traced.expr.outputs if node not in made]
+        views = evaluate_expr(traced.expr, shared, call.tensors, (), numerics="eager") if shared else []
+        made.update(zip(shared, views, strict=True))
+        return self._assemble(call, traced, [made[node] for node in traced.expr.outputs])
 
-    def _prepare(self, call: _Call, traced: Traced, targets: list[Target], *, is_in_place: bool) -> tuple[Launch, ...]:
-        operands = [describe_operand(t, call.device) for t in call.tensors]
-        return prepare_launches(
-            traced.expr,
-            operands,
-            targets,
-            call.device.index,
-            numerics=self._options.numerics,
-            fast_math=self._options.fast_math,
-            is_in_place=is_in_place,
-        )
+    def _prepare(self, call: _Call, traced: Traced) -> _Prepared:
+        """The kernels for new outputs; arguments and their views come back as they are, as from eager."""
+        layouts, nodes = self._layouts(call, traced), traced.expr.nodes
+        fresh = [node for node in dict.fromkeys(traced.expr.outputs) if not is_view_of_operand(traced.expr, node)]
+        outputs = tuple(Output(node, _dtype(nodes[node]), layouts[node], 0) for node in fresh)
+        plans = self._plan(call, traced, layouts, list(outputs), is_in_place=False)
+        return _Prepared(outputs, prepare_launches(plans, call.device.index))
 
     def _call_into(self, call: _Call, key: Any, traced: Traced, out: Any) -> Any:
         outs = self._match_out(traced, out)
-        layouts, dtypes = self._result_layouts(call, traced)
-        is_in_place = check_outputs(outs, _out_names(outs), layouts, dtypes, zip(call.names, call.tensors, strict=True))
+        is_in_place = self._check_outputs(call, traced, self._layouts(call, traced), outs)
         if call.device.type == "cuda":
             self._launch_into(call, key, traced, outs, is_in_place)
             for tensor in outs:
                 torch.autograd.graph.increment_version(tensor)
         elif call.device.type == "cpu":
             values = self._evaluate(call, traced)
-            if is_in_place and len(outs) > 1:  # a result may be an argument that an earlier copy overwrites
+            if is_in_place:  # a result may be a view of an argument that a copy overwrites
                 values = [value.clone() for value in values]
             for tensor, value in zip(outs, values, strict=True):
                 tensor.copy_(value)
         return out
 
     def _launch_into(self, call: _Call, key: Any, traced: Traced, outs: list[torch.Tensor], is_in_place: bool) -> None:
-        out_key = tuple((t.dtype, tuple(t.shape), t.stride(), alignment_of(t)) for t in outs)
-        layout_key = (key, out_key, is_in_place, *((tuple(t.shape), t.stride(), alignment_of(t)) for t in call.tensors))
+        out_key = tuple((t.dtype, tuple(t.shape), t.stride(), phase_of(t)) for t in outs)
+        layout_key = (key, out_key, is_in_place, *((tuple(t.shape), t.stride(), phase_of(t)) for t in call.tensors))
         prepared = self._prepared.get(layout_key)
         if prepared is None:
-            targets = [_target(node, t) for node, t in zip(traced.expr.outputs, outs, strict=True)]
-            prepared = self._prepared[layout_key] = _Prepared((), self._prepare(call, traced, targets, is_in_place=is_in_place))
-        if is_in_place and len(prepared.launches) > 1:  # a later kernel would read what an earlier one has written
+            outputs = [_output(node, tensor) for node, tensor in zip(traced.expr.outputs, outs, strict=True)]
+            plans = self._plan(call, traced, self._layouts(call, traced), outputs, is_in_place)
+            prepared = self._prepared[layout_key] = _Prepared((), prepare_launches(plans, call.device.index))
+        if is_in_place and not is_safe_in_place([launch.plan for launch in prepared.launches], call.tensors, outs):
             fresh = [torch.empty_like(t) for t in outs]
             self._launch_into(call, key, traced, fresh, is_in_place=False)
             for tensor, value in zip(outs, fresh, strict=True):
@@ -466,7 +471,7 @@ def _wants_grad(tensors: Iterable[torch.Tensor]) -> bool:
 
 
 def _dtype(node: Node) -> torch.dtype:
-    assert isinstance(node, Load | Apply | Cast)
+    assert not isinstance(node, Const | Number)
     return node.dtype
 
 
@@ -478,8 +483,8 @@ def _restrided(tensor: torch.Tensor, layout: NodeLayout) -> torch.Tensor:
     return _empty(layout, tensor.dtype, tensor.device).copy_(tensor)
 
 
-def _target(node: int, tensor: torch.Tensor) -> Target:
-    return Target(node, tensor.dtype, NodeLayout(tuple(tensor.shape), tensor.stride()), alignment_of(tensor))
+def _output(node: int, tensor: torch.Tensor) -> Output:
+    return Output(node, tensor.dtype, NodeLayout(tuple(tensor.shape), tensor.stride()), phase_of(tensor))
 
 
 def _out_names(outs: list[torch.Tensor]) -> list[str]:

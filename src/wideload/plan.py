@@ -6,6 +6,7 @@ nothing. Knows no driver and writes no CUDA.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -14,7 +15,7 @@ import torch
 
 from wideload.dtypes import ScalarType, scalar_type
 from wideload.expr import Expr, Numerics
-from wideload.layout import IterSpace, build_space, expand_strides, magic_divisor
+from wideload.layout import INT31_MAX, Dim, IterSpace, build_space, expand_strides, magic_divisor
 from wideload.lower import Program, Store, lower_expr
 from wideload.replay import NodeLayout
 
@@ -30,33 +31,40 @@ THREADS = 128
 STRIDED_ELEMENTS = 4
 """Elements that a thread of a strided kernel has in flight: its loads are narrow, so that one would leave the memory idle."""
 
-Access = Literal["vector", "elements", "uniform", "strided", "value"]
-"""How a kernel reaches an operand: one wide access; one access an element because its address is not aligned; one element for
-all; through its strides; by value (a 0-dim CPU tensor)."""
+Family = Literal["dense", "rows", "pitched", "strided"]
+
+Access = Literal["vector", "realigned", "elements", "row", "uniform", "strided", "value"]
+"""How a kernel reaches an operand: one wide access; aligned words, realigned in registers; one access an element, of an output
+whose address is not aligned as the first output's is; one element a row; one element for all; through its strides; by value (a
+0-dim CPU tensor)."""
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor argument as the planner sees it.
+    """A view of tensor argument ``tensor``, ``offset_bytes`` behind its first element, as the planner sees it.
 
-    ``alignment`` is that of its address, in bytes; ``on_host`` marks a 0-dim CPU tensor beside tensors of another device,
+    ``phase_bytes`` is the view's address modulo ``ACCESS_BYTES``; ``on_host`` marks a 0-dim CPU tensor beside tensors of another device,
     which acts as a number.
     """
 
     dtype: torch.dtype
     layout: NodeLayout
-    alignment: int
+    phase_bytes: int
+    tensor: int
+    offset_bytes: int = 0
     on_host: bool = False
 
 
 @dataclass(frozen=True)
 class Target:
-    """A tensor that receives node ``node``."""
+    """A view of output ``output``, ``offset_bytes`` behind its first element, that receives node ``node``."""
 
     node: int
     dtype: torch.dtype
     layout: NodeLayout
-    alignment: int
+    phase_bytes: int
+    output: int
+    offset_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,7 @@ class Variant:
     ``is_in_place`` forbids the read-only cache.
     """
 
-    family: Literal["dense", "strided"]
+    family: Family
     loads: tuple[Access, ...]
     stores: tuple[Access, ...]
     elements: int
@@ -87,11 +95,18 @@ class Variant:
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """One launch. ``targets`` are the positions of its outputs; ``sizes`` the run-time integers that follow the pointers."""
+    """One launch.
+
+    ``sources`` and ``targets`` are (tensor, bytes behind its first element) of the parameters and of the results, which walk
+    memory by ``source_layouts`` and ``target_layouts``; ``sizes`` are the run-time integers that follow the pointers.
+    """
 
     program: Program
     variant: Variant
-    targets: tuple[int, ...]
+    sources: tuple[tuple[int, int], ...]
+    targets: tuple[tuple[int, int], ...]
+    source_layouts: tuple[NodeLayout, ...]
+    target_layouts: tuple[NodeLayout, ...]
     num_elements: int
     grid: int
     sizes: tuple[int, ...]
@@ -115,7 +130,7 @@ def plan_kernels(
         chosen = [targets[position] for position in positions]
         program = lower_expr(expr, tuple(Store(t.node, t.dtype) for t in chosen), numerics=numerics, fast_math=fast_math)
         if 0 not in shape:
-            plans.append(_plan_kernel(program, operands, chosen, tuple(positions), shape, is_in_place))
+            plans.append(_plan_kernel(program, operands, chosen, shape, is_in_place))
     return tuple(plans)
 
 
@@ -123,86 +138,200 @@ def _plan_kernel(
     program: Program,
     operands: Sequence[Operand],
     targets: Sequence[Target],
-    positions: tuple[int, ...],
     shape: tuple[int, ...],
     is_in_place: bool,
 ) -> KernelPlan:
     loads = [operands[parameter.operand] for parameter in program.parameters]
-    pointers = [load for load in loads if not load.on_host]
-    strides = [expand_strides(x.layout.shape, x.layout.strides, shape) for x in pointers] + [t.layout.strides for t in targets]
-    space = build_space(shape, strides, outputs=range(len(pointers), len(strides)))
-    tensors: list[Operand | Target] = [*pointers, *targets]
-    types = [scalar_type(x.dtype, "an operand") for x in tensors]
-    uniform = [not any(dim.strides[row] for dim in space.dims) and space.num_elements > 1 for row in range(len(strides))]
-    is_dense = all(is_uniform or space.is_dense(row) for row, is_uniform in enumerate(uniform))
-    rows = iter(
-        _dense_accesses(types, [x.alignment for x in tensors], uniform)
-        if is_dense
-        else ["uniform" if is_uniform else "strided" for is_uniform in uniform]
-    )
-    accesses: list[Access] = ["value" if load.on_host else next(rows) for load in loads]
-    stores: tuple[Access, ...] = tuple(rows)
-    if is_dense:
-        elements = _vector_elements(types, uniform)
-        variant = Variant("dense", tuple(accesses), stores, elements, 1, 64, is_in_place)
-        sizes: tuple[int, ...] = (space.num_elements,)
-    else:
-        bits: Literal[32, 64] = 64 if space.needs_64bit([t.itemsize for t in types]) else 32
-        variant = Variant("strided", tuple(accesses), stores, STRIDED_ELEMENTS, len(space.dims), bits, is_in_place)
-        sizes = _strided_sizes(space, bits, [row for row, is_uniform in enumerate(uniform) if not is_uniform])
-    grid = -(-space.num_elements // (THREADS * variant.elements))
+    tensors: list[Operand | Target] = [*(load for load in loads if not load.on_host), *targets]
     names = [p.name for p, load in zip(program.parameters, loads, strict=True) if not load.on_host] + [r.name for r in program.results]
-    reasons = _reasons(variant, space, names, types, uniform, grid)
-    return KernelPlan(program, variant, positions, space.num_elements, grid, sizes, reasons)
-
-
-def _vector_elements(types: Sequence[ScalarType], uniform: Sequence[bool]) -> int:
-    """One element count for all operands: the widest uses a whole access, the narrower ones less."""
-    return ACCESS_BYTES // max(t.itemsize for t, is_uniform in zip(types, uniform, strict=True) if not is_uniform)
-
-
-def _dense_accesses(types: Sequence[ScalarType], alignments: Sequence[int], uniform: Sequence[bool]) -> list[Access]:
-    elements = _vector_elements(types, uniform)
-    return [
-        "uniform" if is_uniform else "vector" if alignment % (t.itemsize * elements) == 0 else "elements"
-        for t, alignment, is_uniform in zip(types, alignments, uniform, strict=True)
+    num_inputs = len(tensors) - len(targets)
+    load_strides = [expand_strides(load.layout.shape, load.layout.strides, shape) for load in loads]
+    strides = [expand_strides(x.layout.shape, x.layout.strides, shape) for x in tensors]
+    space = build_space(shape, strides, outputs=range(num_inputs, len(strides)))
+    walks = [
+        _Walk(name, scalar_type(x.dtype, "an operand"), x.phase_bytes, tuple(dim.strides[row] for dim in space.dims), space.num_elements)
+        for row, (name, x) in enumerate(zip(names, tensors, strict=True))
     ]
+    choice = (
+        _choose_dense(walks)
+        or _choose_rows(space, walks, num_inputs)
+        or _choose_pitched(space, walks, num_inputs)
+        or _choose_strided(space, walks)
+    )
+    accesses = iter(choice.accesses)
+    load_accesses: list[Access] = ["value" if load.on_host else next(accesses) for load in loads]
+    variant = Variant(
+        choice.family, tuple(load_accesses), tuple(accesses), choice.elements, max(1, len(space.dims)), choice.index_bits, is_in_place
+    )
+    grid = -(-choice.num_covered // (THREADS * variant.elements))
+    reasons = [*choice.reasons, Reason("grid", f"{grid} x {THREADS}", "one-shot: a grid-stride loop measured 5 % slower on H200")]
+    if is_in_place:
+        reasons.append(Reason("cache", "coherent loads", "an output is also an input, so the read-only path is not allowed"))
+    sources = tuple((load.tensor, load.offset_bytes) for load in loads)
+    places = tuple((target.output, target.offset_bytes) for target in targets)
+    layouts = [tuple(NodeLayout(shape, strides) for strides in part) for part in (load_strides, strides[num_inputs:])]
+    return KernelPlan(program, variant, sources, places, *layouts, space.num_elements, grid, choice.sizes, tuple(reasons))
 
 
-def _strided_sizes(space: IterSpace, bits: Literal[32, 64], rows: Sequence[int]) -> tuple[int, ...]:
-    """The element count; size, multiplier and shift of each dim but the outermost; then the strides, operand by operand."""
-    sizes = [space.num_elements]
+@dataclass(frozen=True)
+class _Walk:
+    """How an operand walks the iteration space: its stride along each dim in elements, innermost first."""
+
+    name: str
+    type: ScalarType
+    phase_bytes: int
+    strides: tuple[int, ...]
+    num_elements: int
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether it is one element for all; the only element of a space is as good as a run."""
+        return self.num_elements > 1 and not any(self.strides)
+
+    def phase(self, elements: int) -> int:
+        """How many elements its address lies behind an aligned access of ``elements``."""
+        return self.phase_bytes % (elements * self.type.itemsize) // self.type.itemsize
+
+    def beat(self, elements: int) -> tuple[int, ...]:
+        """The phase of its first element, and by how much each outer dim shifts it."""
+        return (self.phase(elements), *(stride % elements for stride in self.strides[1:]))
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """A family and what it needs; ``num_covered`` is how many elements the grid covers."""
+
+    family: Family
+    accesses: tuple[Access, ...]
+    elements: int
+    index_bits: Literal[32, 64]
+    num_covered: int
+    sizes: tuple[int, ...]
+    reasons: tuple[Reason, ...]
+
+
+def _vector_elements(walks: Sequence[_Walk]) -> tuple[int, Reason]:
+    """One element count for all operands: the widest uses a whole access, the narrower ones less."""
+    widest = max((walk.type for walk in walks if not walk.is_uniform), key=lambda t: t.itemsize)
+    elements = ACCESS_BYTES // widest.itemsize
+    why = f"{ACCESS_BYTES} bytes of the widest operand ({widest.name}), one access a thread"
+    return elements, Reason("elements a thread", str(elements), why)
+
+
+def _index_bits(space: IterSpace, walks: Sequence[_Walk], num_covered: int) -> tuple[Literal[32, 64], Reason]:
+    if num_covered <= INT31_MAX and not space.needs_64bit([walk.type.itemsize for walk in walks]):
+        return 32, Reason("index width", "32 bits", "every offset fits in 31 bits")
+    return 64, Reason("index width", "64 bits", "an element count or a byte offset needs more than 31 bits")
+
+
+def _choose_dense(walks: Sequence[_Walk]) -> _Choice | None:
+    """Every operand in one run that starts with a whole access."""
+    if any(not walk.is_uniform and walk.strides not in ((), (1,)) for walk in walks):
+        return None
+    elements, why = _vector_elements(walks)
+    if any(not walk.is_uniform and walk.phase(elements) for walk in walks):
+        return None
+    accesses: tuple[Access, ...] = tuple("uniform" if walk.is_uniform else "vector" for walk in walks)
+    reasons = (
+        Reason("family", "dense", "every operand walks memory in one aligned run, or is one element"),
+        why,
+        Reason("index width", "64 bits", "one 64-bit block offset costs nothing"),
+    )
+    n = walks[0].num_elements
+    return _Choice("dense", accesses, elements, 64, n, (n,), reasons)
+
+
+def _choose_rows(space: IterSpace, walks: Sequence[_Walk], num_inputs: int) -> _Choice | None:
+    """The outputs in one run, and every input a run along each row or one element of it."""
+    sizes = [dim.size for dim in space.dims] or [1]
+    packed = tuple(math.prod(sizes[:d]) for d in range(len(space.dims)))
+    inputs, outputs = walks[:num_inputs], walks[num_inputs:]
+    if any(walk.strides != packed for walk in outputs) or any(walk.strides and walk.strides[0] > 1 for walk in inputs):
+        return None
+    elements, why = _vector_elements(walks)
+    if len(sizes) > 1 and sizes[0] < elements:
+        return None  # a thread's elements would lie in several rows as a rule
+    # The first output sets the beat: its first aligned access is preceded by `pad` elements that are none of its own.
+    pad = outputs[0].phase(elements)
+    beat = outputs[0].beat(elements)
+    loads = tuple(_access(walk, beat, elements) for walk in inputs)
+    stores: tuple[Access, ...] = tuple("vector" if walk.phase(elements) == pad else "elements" for walk in outputs)
+    bits, width = _index_bits(space, walks, space.num_elements + pad + THREADS * elements)
+    runtime = (space.num_elements, pad, *_divisions(space, bits), *_row_sizes(space, inputs, loads))
+    rows = "one run" if len(sizes) == 1 else f"rows of {sizes[0]} elements"
+    reasons = (Reason("family", "rows", f"the output is one run, every input {rows} or one element of each"), why, width)
+    return _Choice("rows", (*loads, *stores), elements, bits, space.num_elements + pad, runtime, (*reasons, *_realigned(inputs, loads)))
+
+
+def _choose_pitched(space: IterSpace, walks: Sequence[_Walk], num_inputs: int) -> _Choice | None:
+    """As ``rows``, for outputs with gaps between their rows."""
+    if len(space.dims) < 2 or any(walk.strides[0] > 1 for walk in walks) or any(walk.strides[0] != 1 for walk in walks[num_inputs:]):
+        return None
+    inputs, outputs = walks[:num_inputs], walks[num_inputs:]
+    elements, why = _vector_elements(walks)
+    row = space.dims[0].size
+    if row < elements:
+        return None
+    beat = outputs[0].beat(elements)
+    loads = tuple(_access(walk, beat, elements) for walk in inputs)
+    stores: tuple[Access, ...] = tuple("vector" if walk.beat(elements) == beat else "elements" for walk in outputs)
+    same_phase = not any(stride % elements for stride in outputs[0].strides[1:])
+    slots = -(-(row + (beat[0] if same_phase else elements - 1)) // elements)
+    num_slots = space.num_elements // row * slots
+    bits, width = _index_bits(space, walks, num_slots * elements + THREADS * elements)
+    slotted = IterSpace((Dim(slots, space.dims[0].strides), *space.dims[1:]), num_slots)
+    outer = [stride for walk in outputs for stride in walk.strides[1:]]
+    runtime = (num_slots, row, beat[0], *_divisions(slotted, bits), *_row_sizes(space, inputs, loads), *outer)
+    reasons = (Reason("family", "pitched", f"rows of {row} elements, with gaps between those of the output"), why, width)
+    # The grid is counted in accesses.
+    return _Choice("pitched", (*loads, *stores), elements, bits, num_slots * elements, runtime, (*reasons, *_realigned(inputs, loads)))
+
+
+def _access(walk: _Walk, beat: tuple[int, ...], elements: int) -> Access:
+    """How an input along rows is read where the first output's aligned accesses lie on ``beat``."""
+    if walk.is_uniform:
+        return "uniform"
+    if walk.strides and not walk.strides[0]:
+        return "row"
+    return "vector" if walk.beat(elements) == beat else "realigned"
+
+
+def _row_sizes(space: IterSpace, inputs: Sequence[_Walk], loads: Sequence[Access]) -> list[int]:
+    """The outer strides of each input that has rows, and the span of those that are realigned: elements from its first to its last."""
+    numbers: list[int] = []
+    for walk, access in zip(inputs, loads, strict=True):
+        numbers += walk.strides[1:] if access != "uniform" else ()
+        if access == "realigned":
+            numbers.append(1 + sum((dim.size - 1) * stride for dim, stride in zip(space.dims, walk.strides, strict=True)))
+    return numbers
+
+
+def _realigned(inputs: Sequence[_Walk], loads: Sequence[Access]) -> list[Reason]:
+    names = [walk.name for walk, access in zip(inputs, loads, strict=True) if access == "realigned"]
+    why = "not aligned to the output: aligned words are read and shifted in registers"
+    return [Reason("realigned", ", ".join(names), why)] if names else []
+
+
+def _choose_strided(space: IterSpace, walks: Sequence[_Walk]) -> _Choice:
+    """Anything, one element an access."""
+    accesses: tuple[Access, ...] = tuple("uniform" if walk.is_uniform else "strided" for walk in walks)
+    bits, width = _index_bits(space, walks, space.num_elements)
+    broken = next((walk.name for row, walk in enumerate(walks) if not walk.is_uniform and not space.is_dense(row)), walks[-1].name)
+    reasons = (
+        Reason("family", "strided", f"{broken} does not walk memory in one run: {len(space.dims)} dims after coalescing"),
+        Reason("elements a thread", str(STRIDED_ELEMENTS), "several loads in flight"),
+        width,
+    )
+    strides = [stride for walk in walks if not walk.is_uniform for stride in walk.strides]
+    runtime = (space.num_elements, *_divisions(space, bits), *strides)
+    return _Choice("strided", accesses, STRIDED_ELEMENTS, bits, space.num_elements, runtime, reasons)
+
+
+def _divisions(space: IterSpace, bits: Literal[32, 64]) -> list[int]:
+    """Size, multiplier and shift of each dim but the outermost."""
+    numbers = []
     for dim in space.dims[:-1]:
         multiplier, shift = magic_divisor(dim.size, bits)
         # Kernel parameters are signed 64-bit integers: the same bits.
-        sizes += [dim.size, multiplier - (1 << 64) if multiplier >> 63 else multiplier, shift]
-    return (*sizes, *(dim.strides[row] for row in rows for dim in space.dims))
-
-
-def _reasons(
-    variant: Variant, space: IterSpace, names: Sequence[str], types: Sequence[ScalarType], uniform: Sequence[bool], grid: int
-) -> tuple[Reason, ...]:
-    widest = max((t for t, is_uniform in zip(types, uniform, strict=True) if not is_uniform), key=lambda t: t.itemsize)
-    reasons = []
-    if variant.family == "dense":
-        reasons.append(Reason("family", "dense", "every operand walks memory in one run, or is one element"))
-        why = f"{ACCESS_BYTES} bytes of the widest operand ({widest.name}), one access a thread"
-        reasons.append(Reason("elements a thread", str(variant.elements), why))
-        narrow = [
-            name
-            for name, access in zip(names, [a for a in (*variant.loads, *variant.stores) if a != "value"], strict=True)
-            if access == "elements"
-        ]
-        if narrow:
-            reasons.append(Reason("access", "one element", f"the address of {', '.join(narrow)} is not aligned to a whole access"))
-        reasons.append(Reason("index width", "64 bits", "one 64-bit block offset costs nothing"))
-    else:
-        broken = next(name for row, name in enumerate(names) if not uniform[row] and not space.is_dense(row))
-        reasons.append(Reason("family", "strided", f"{broken} does not walk memory in one run: {len(space.dims)} dims after coalescing"))
-        reasons.append(Reason("elements a thread", str(variant.elements), "several loads in flight"))
-        reach = "every offset fits in 31 bits" if variant.index_bits == 32 else "an element count or a byte offset needs more than 31 bits"
-        reasons.append(Reason("index width", f"{variant.index_bits} bits", reach))
-    reasons.append(Reason("grid", f"{grid} x {THREADS}", "one-shot: a grid-stride loop measured 5 % slower on H200"))
-    if variant.is_in_place:
-        reasons.append(Reason("cache", "coherent loads", "an output is also an input, so the read-only path is not allowed"))
-    return tuple(reasons)
+        numbers += [dim.size, multiplier - (1 << 64) if multiplier >> 63 else multiplier, shift]
+    return numbers

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 
 from wideload.dtypes import is_half
-from wideload.expr import Apply, Cast, Const, Expr, Load, Number, Numerics, evaluate_host
+from wideload.errors import LayoutError
+from wideload.expr import Apply, Cast, Const, Expr, Joined, Load, Number, Numerics, Viewed, evaluate_host
+from wideload.views import View, ViewStep, apply_views
 
 __all__ = ["evaluate_expr"]
 
@@ -44,6 +46,10 @@ def evaluate_expr(
                 value = evaluate_host(node.value, scalars)
             case Const():
                 value = node.value
+            case Viewed():
+                value = _viewed(values[node.operand], node.steps)
+            case Joined():
+                value = torch.cat([values[operand].to(_computed(node.dtype, fused)) for operand in node.operands], node.dim)
             case Cast():
                 value = values[node.operand].to(node.dtype)
             case Apply():
@@ -56,9 +62,22 @@ def evaluate_expr(
     return [_result(values[number], expr, number) for number in outputs]
 
 
+def _computed(dtype: torch.dtype, fused: bool) -> torch.dtype:
+    return torch.float32 if fused and is_half(dtype) else dtype
+
+
+def _viewed(tensor: torch.Tensor, steps: tuple[ViewStep, ...]) -> torch.Tensor:
+    try:
+        view = apply_views(steps, View(tuple(tensor.shape), tensor.stride(), tensor.storage_offset()))
+    except LayoutError:  # eager's tensor may have other strides than this one, and its own have been looked at before
+        tensor = tensor.contiguous()
+        view = apply_views(steps, View(tuple(tensor.shape), tensor.stride(), tensor.storage_offset()))
+    return tensor.as_strided(view.shape, view.strides, view.offset)
+
+
 def _result(value: Any, expr: Expr, number: int) -> torch.Tensor:
     node = expr.nodes[number]
-    assert isinstance(node, Load | Apply | Cast)
+    assert isinstance(node, Load | Apply | Cast | Viewed | Joined)
     result: torch.Tensor = value.to(node.dtype)
     return result
 
@@ -67,8 +86,8 @@ def _needed(expr: Expr, outputs: Sequence[int]) -> set[int]:
     needed = set(outputs)
     for number in reversed(range(len(expr.nodes))):
         node = expr.nodes[number]
-        if number in needed and isinstance(node, Apply):
+        if number in needed and isinstance(node, Apply | Joined):
             needed.update(node.operands)
-        elif number in needed and isinstance(node, Cast):
+        elif number in needed and isinstance(node, Cast | Viewed):
             needed.add(node.operand)
     return needed

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 import torch
 
-from wideload.expr import Apply, Cast, Expr, Load
-from wideload.layout import broadcast_shapes, iterator_strides, like_strides
+from wideload.errors import LayoutError
+from wideload.expr import Apply, Cast, Expr, Joined, Load, Viewed
+from wideload.layout import broadcast_shapes, contiguous_strides, iterator_strides, like_strides
 from wideload.promotion import operand_dtypes
+from wideload.views import View, apply_views
 
 __all__ = ["NodeLayout", "replay_layout"]
 
@@ -40,6 +42,12 @@ def replay_layout(expr: Expr, operands: Sequence[NodeLayout], device_type: str) 
         match node:
             case Load():
                 layouts.append(operands[node.operand])
+            case Viewed():
+                source = layouts[node.operand]
+                view = apply_views(node.steps, View(source.shape, source.strides))
+                layouts.append(NodeLayout(view.shape, view.strides))
+            case Joined():
+                layouts.append(_joined([layouts[number] for number in node.operands], node.dim))
             case Cast():
                 source = layouts[node.operand]
                 layouts.append(NodeLayout(source.shape, like_strides(source.shape, source.strides)))
@@ -57,10 +65,20 @@ def replay_layout(expr: Expr, operands: Sequence[NodeLayout], device_type: str) 
     return tuple(layouts)
 
 
+def _joined(parts: Sequence[NodeLayout], dim: int) -> NodeLayout:
+    """What ``torch.cat`` makes: a new tensor in row-major order."""
+    size = sum(part.shape[dim] for part in parts)
+    shapes = {(*part.shape[:dim], size, *part.shape[dim + 1 :]) for part in parts}
+    if len(shapes) > 1:
+        raise LayoutError(f"cat of shapes {', '.join(str(part.shape) for part in parts)} along dim {dim}: the other sizes must be equal")
+    shape = shapes.pop()
+    return NodeLayout(shape, contiguous_strides(shape))
+
+
 def _conversions(expr: Expr, node: Apply) -> list[tuple[torch.dtype | None, torch.dtype | None]]:
     """The dtype that each operand has and the one it is brought to; None for a number."""
     nodes = [expr.nodes[number] for number in node.operands]
-    have = [operand.dtype if isinstance(operand, Load | Apply | Cast) else None for operand in nodes]
+    have = [operand.dtype if isinstance(operand, Load | Apply | Cast | Viewed | Joined) else None for operand in nodes]
     wanted = operand_dtypes(expr.nodes, node)
     return [(h, None if mark == "bool" else w) for h, w, mark in zip(have, wanted, node.op.types, strict=True)]
 

@@ -21,11 +21,12 @@ import torch
 
 from wideload.dtypes import dtype_name
 from wideload.errors import DtypeError, LayoutError, TraceError
-from wideload.expr import Apply, Cast, Const, Expr, HostCall, HostInput, HostValue, Load, Location, Node, Number
-from wideload.layout import broadcast_shapes
+from wideload.expr import Apply, Cast, Const, Expr, HostCall, HostInput, HostValue, Joined, Load, Location, Node, Number, Viewed
+from wideload.layout import broadcast_shapes, contiguous_strides
 from wideload.ops_table import OPS, SPELLINGS, Call, Op
 from wideload.promotion import infer_dtype, sample_of
 from wideload.structure import map_structure
+from wideload.views import VIEW_NAMES, View, ViewStep, apply_views, record_index, record_view
 
 __all__ = ["HostResult", "NumberArg", "TensorArg", "TensorResult", "Traced", "is_traced", "trace_function"]
 
@@ -291,10 +292,10 @@ class _Tensor:
         return self._shape[0]
 
     def __iter__(self) -> Any:
-        _tracer().refuse_view("iteration")
+        return iter(_tracer().view(self, "unbind"))
 
     def __getitem__(self, index: Any) -> Any:
-        _tracer().refuse_view("indexing")
+        return _tracer().index(self, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         _refuse("an indexed assignment writes into a tensor", "Use torch.where to choose between values")
@@ -333,13 +334,7 @@ _CASTS: dict[str, torch.dtype] = {
 }
 _CAST_METHODS = {getattr(torch.Tensor, name): dtype for name, dtype in _CASTS.items()}
 _SAME_TENSOR = {torch.Tensor.contiguous, torch.Tensor.requires_grad_}
-_VIEWS = frozenset(
-    """
-    chunk split tensor_split unbind select narrow slice unsqueeze squeeze expand expand_as broadcast_to t transpose permute movedim moveaxis
-    swapaxes swapdims reshape reshape_as view view_as flatten unflatten ravel flip roll repeat tile T mT H mH cat stack concat hstack vstack
-    diagonal unfold as_strided real imag view_as_real view_as_complex adjoint
-    """.split()
-)
+_JOINS = ("cat", "concat", "concatenate", "stack")
 
 
 def _spelled(func: Callable[..., Any]) -> str:
@@ -357,6 +352,7 @@ class _Tracer:
         self._numbers: dict[Any, int] = {}
         self._slots = 0
         self._operands: list[_Tensor] = []
+        self._aliased: set[int] = set()  # nodes that views were taken of
 
     # -- arguments and results
 
@@ -411,8 +407,10 @@ class _Tracer:
         functional = _functional_form(func)
         if functional is not None:
             return self._assign(args[0], self._spell(func, SPELLINGS[functional], args, kwargs), _spelled(func))
-        if name in _VIEWS:
-            self.refuse_view(_spelled(func))
+        if name in VIEW_NAMES:
+            return self.view(args[0], name, *args[1:], **kwargs)
+        if name in _JOINS:
+            return self._join(name, *args, **kwargs)
         _refuse(
             f"{_spelled(func)} is not an elementwise op that wideload knows", "Compute it outside the fused function and pass its result"
         )
@@ -470,7 +468,7 @@ class _Tracer:
 
     def dtype(self, tensor: _Tensor) -> torch.dtype:
         node = self.nodes[tensor._node]
-        assert isinstance(node, Load | Apply | Cast)
+        assert isinstance(node, Load | Apply | Cast | Viewed | Joined)
         return node.dtype
 
     def _infer(self, op: Op, numbers: tuple[int, ...]) -> torch.dtype:
@@ -523,11 +521,56 @@ class _Tracer:
         target._node = self._cast(value, have)._node
         return target
 
-    def refuse_view(self, name: str) -> NoReturn:
-        _refuse(
-            f"{name} makes a view or a copy of another layout inside a fused function",
-            "Make the view before the call and pass it: any strides are read in place",
-        )
+    def view(self, tensor: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        """The views that one call takes of ``tensor``."""
+        if not isinstance(tensor, _Tensor):
+            _refuse(f"{name} takes a view of a tensor that is not an argument", "Pass the tensor as an argument of the fused function")
+        try:
+            recorded = record_view(name, args, kwargs, tensor._shape)
+            self.reads_sizes |= recorded.depends_on_shape
+            views = tuple(self._viewed(tensor, (step,)) for step in recorded.steps)
+        except (LayoutError, TraceError) as error:
+            raise type(error)(f"{error} (at {_user_location()})") from None
+        return views if recorded.is_tuple else views[0]
+
+    def index(self, tensor: _Tensor, index: Any) -> _Tensor:
+        """The view that ``tensor[index]`` is."""
+        try:
+            return self._viewed(tensor, record_index(index, tensor._shape))
+        except (LayoutError, TraceError) as error:
+            raise type(error)(f"{error} (at {_user_location()})") from None
+
+    def _viewed(self, tensor: _Tensor, steps: tuple[ViewStep, ...]) -> _Tensor:
+        if not steps:
+            return tensor
+        self._aliased.add(tensor._node)
+        shape = apply_views(steps, View(tensor._shape, contiguous_strides(tensor._shape))).shape
+        node, number = self.nodes[tensor._node], tensor._node
+        if isinstance(node, Viewed):
+            number, steps = node.operand, (*node.steps, *steps)
+        return _Tensor(self._add(Viewed(number, steps, self.dtype(tensor), len(shape), _user_location())), shape)
+
+    def _join(self, name: str, tensors: Any, dim: int = 0, axis: int | None = None) -> _Tensor:
+        """``torch.cat`` and ``torch.stack`` of traced tensors."""
+        parts, dim = list(tensors), dim if axis is None else axis
+        if not parts or not all(isinstance(part, _Tensor) for part in parts):
+            _refuse(f"{name} takes traced tensors, not {[type(part).__name__ for part in parts]}", "Pass every tensor as an argument")
+        if name == "stack":
+            parts = [self.view(part, "unsqueeze", dim) for part in parts]
+        rank = len(parts[0]._shape)
+        if not rank or any(len(part._shape) != rank for part in parts) or not -rank <= dim < rank:
+            raise LayoutError(
+                f"{name} of shapes {[part._shape for part in parts]} along dim {dim}: it takes tensors of one rank, and one of their dims (at {_user_location()})"
+            )
+        dim %= rank
+        if len({(*part._shape[:dim], *part._shape[dim + 1 :]) for part in parts}) > 1:
+            raise LayoutError(
+                f"{name} of shapes {[part._shape for part in parts]} along dim {dim}: the other sizes must be equal (at {_user_location()})"
+            )
+        dtype = functools.reduce(torch.promote_types, (self.dtype(part) for part in parts))
+        nodes = tuple(self._cast(part, dtype)._node for part in parts)
+        shape = (*parts[0]._shape[:dim], sum(part._shape[dim] for part in parts), *parts[0]._shape[dim + 1 :])
+        return _Tensor(self._add(Joined(nodes, dim, dtype, rank, _user_location())), shape)
 
     def read(self, name: str, tensor: _Tensor) -> Any:
         if name in ("is_cuda", "is_cpu", "is_meta"):
@@ -536,8 +579,8 @@ class _Tracer:
             return self.dtype(tensor).itemsize
         if name == "requires_grad":
             _refuse("requires_grad is not known while the function is traced", "Decide outside the fused function")
-        if name in _VIEWS:
-            self.refuse_view(f"Tensor.{name}")
+        if name in VIEW_NAMES:
+            return self.view(tensor, name)
         _refuse(f"Tensor.{name} cannot be read while the function is traced", "Read it outside and pass it as a static argument")
 
 

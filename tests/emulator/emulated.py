@@ -13,7 +13,7 @@ from wideload.plan import THREADS
 from wideload.structure import map_structure
 from wideload.trace import TensorResult
 
-__all__ = ["run_emulated"]
+__all__ = ["behind", "run_emulated"]
 
 _POISON = 0xA5
 
@@ -22,17 +22,24 @@ def run_emulated(f: FusedFunction, *args: Any, out: Any = None, approx: Approx =
     """What ``f(*args, out=out, **kwargs)`` would return on a GPU; every byte outside the outputs must stay as it was."""
     call = f._bind(args, kwargs)
     _, traced = f._trace(call)
-    layouts, dtypes = f._result_layouts(call, traced)
+    layouts = f._layouts(call, traced)
     if out is None:
-        outs = [_poisoned(layout.shape, layout.strides, dtype) for layout, dtype in zip(layouts, dtypes, strict=True)]
+        outs = [_poisoned(layouts[node].shape, layouts[node].strides, traced.expr.nodes[node].dtype) for node in traced.expr.outputs]
     else:
         outs = f._match_out(traced, out)
     plan = f.plan(*args, out=_as_structure(traced.result, outs), target="sm_90", **kwargs)
     for kernel in plan.kernels:
-        arguments = kernel_arguments(kernel.plan, call.tensors, outs, tuple(call.scalars), lambda tensor: tensor)
-        written = [outs[position] for position in kernel.plan.targets]
+        arguments = kernel_arguments(kernel.plan, call.tensors, outs, tuple(call.scalars), behind)
+        places = zip(kernel.plan.targets, kernel.plan.target_layouts, strict=True)
+        written = [behind(outs[output], offset).as_strided(layout.shape, layout.strides) for (output, offset), layout in places]
         run_on(build(kernel.source), kernel.name, (kernel.plan.grid, 1, 1), (THREADS, 1, 1), arguments, outputs=written, approx=approx)
     return out if out is not None else _as_structure(traced.result, outs)
+
+
+def behind(tensor: torch.Tensor, offset_bytes: int) -> torch.Tensor:
+    """A view that starts so many bytes behind the tensor's first element."""
+    offset = tensor.storage_offset() + offset_bytes // tensor.element_size()
+    return torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage(), offset, (0,), (1,))
 
 
 def _poisoned(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

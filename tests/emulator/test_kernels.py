@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import wideload as wl
-from tests.emulator.emulated import run_emulated
+from tests.emulator.emulated import behind, run_emulated
 from tests.emulator.emulator import EmulatorError, build, run_on
 from wideload.emit.kernel import emit_kernel
 from wideload.execute import kernel_arguments
@@ -200,20 +200,18 @@ def test_a_host_scalar_is_passed_by_value() -> None:
         {},
     )
     x, s, out = torch.randn(33, dtype=f16), torch.tensor(1 / 3, dtype=f64), torch.zeros(33, dtype=f16)
-    operands = [Operand(f16, NodeLayout((33,), (1,)), 16), Operand(f64, NodeLayout((), ()), 16, on_host=True)]
+    operands = [Operand(f16, NodeLayout((33,), (1,)), 0, 0), Operand(f64, NodeLayout((), ()), 0, 1, on_host=True)]
     (plan,) = plan_kernels(
         traced.expr,
         operands,
-        [Target(traced.expr.outputs[0], f16, NodeLayout((33,), (1,)), 16)],
+        [Target(traced.expr.outputs[0], f16, NodeLayout((33,), (1,)), 0, 0)],
         numerics="fused",
         fast_math=False,
         is_in_place=False,
     )
     assert plan.variant.loads == ("vector", "value")
     source = emit_kernel(plan.program, plan.variant)
-    run_on(
-        build(source), plan.name, (plan.grid, 1, 1), (THREADS, 1, 1), kernel_arguments(plan, [x, s], [out], (), lambda t: t), outputs=[out]
-    )
+    run_on(build(source), plan.name, (plan.grid, 1, 1), (THREADS, 1, 1), kernel_arguments(plan, [x, s], [out], (), behind), outputs=[out])
     assert_same(out, (x.float() * s.float()).half())
 
 
@@ -238,7 +236,7 @@ def test_a_planted_fault_is_found() -> None:
             plan.name,
             (1, 1, 1),
             (THREADS, 1, 1),
-            kernel_arguments(plan.plan, tensors, [out], (), lambda t: t),
+            kernel_arguments(plan.plan, tensors, [out], (), behind),
             outputs=[out],
         )
 

@@ -17,10 +17,9 @@ __all__ = ["emit_dense"]
 def emit_dense(program: Program, variant: Variant) -> str:
     """The kernel's text. Only the last block can be partial; it alone looks at the element count again, for every access."""
     count = variant.elements
-    runs = [(p, access) for p, access in zip(program.parameters, variant.loads, strict=True) if access in ("vector", "elements")]
+    runs = [(p, access) for p, access in zip(program.parameters, variant.loads, strict=True) if access == "vector"]
     operands = [
-        f"widen({p.name}_v.get(k))" if access in ("vector", "elements") else p.name
-        for p, access in zip(program.parameters, variant.loads, strict=True)
+        f"widen({p.name}_v.get(k))" if access == "vector" else p.name for p, access in zip(program.parameters, variant.loads, strict=True)
     ]
     stores = list(zip(program.results, variant.stores, strict=True))
     body = [

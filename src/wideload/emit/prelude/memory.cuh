@@ -21,7 +21,7 @@ template <class T, int N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16
 // A load of sizeof(T) * N bytes; `p` must be aligned as a vec is.
 template <int N, class T> DEVICE vec<T, N> load_vector(const T* p) { return *reinterpret_cast<const vec<T, N>*>(p); }
 
-// N single loads, for an operand that is not aligned.
+// N single loads.
 template <int N, class T> DEVICE vec<T, N> load_elements(const T* p)
 {
     vec<T, N> v = {};
@@ -73,15 +73,52 @@ template <int N, class T> DEVICE vec<T, N> load_some(const T* p, long long i, lo
     return v;
 }
 
-// The elements i, i + 1, ... of an output of n, as far as it reaches.
+// The elements i, i + 1, ... of an output of n, as far as they are in it; i may be negative.
 template <class T, class C, int N> DEVICE void store_some(T* p, long long i, long long n, const C (&x)[N])
 {
 #pragma unroll
     for (int k = 0; k < N; ++k)
-        if (i + k < n) p[i + k] = narrow_to<T>::from(x[k]);
+        if (i + k >= 0 && i + k < n) p[i + k] = narrow_to<T>::from(x[k]);
 }
 
 // Division by multiply and shift: exact for every numerator below 2^31 (2^63); multiplier and shift as layout.magic_divisor gives them.
 DEVICE unsigned divide_u31(unsigned n, unsigned multiplier, unsigned shift) { return (unsigned)(((unsigned long long)n * multiplier) >> shift); }
 
 DEVICE unsigned long long divide_u63(unsigned long long n, unsigned long long multiplier, unsigned shift) { return (__umul64hi(n, multiplier) + n) >> shift; }
+
+// The same element N times.
+template <int N, class T> DEVICE vec<T, N> repeat_element(T x)
+{
+    vec<T, N> v = {};
+#pragma unroll
+    for (int k = 0; k < N; ++k) v.set(k, x);
+    return v;
+}
+
+// N elements from any address as two aligned accesses and a shift: first whole words, then the bytes in a word. Words that lie
+// partly outside begin .. end, the operand's own memory, are not read; there elements are.
+template <int N, class T> DEVICE vec<T, N> load_realigned(const T* p, const T* begin, const T* end)
+{
+    const int bytes = sizeof(T) * N, words = bytes / 4;
+    const unsigned offset = (unsigned)((unsigned long long)p % bytes);
+    const char* aligned = (const char*)p - offset;
+    if (offset == 0) return load_vector<N>(p);
+    if (bytes < 4 || aligned < (const char*)begin || aligned + 2 * bytes > (const char*)end) return load_elements<N>(p);
+    typedef vec<unsigned, words == 0 ? 1 : words> W;
+    const W low = *reinterpret_cast<const W*>(aligned), high = *reinterpret_cast<const W*>(aligned + bytes);
+    unsigned w[2 * words + 1];
+#pragma unroll
+    for (int k = 0; k < words; ++k) w[k] = low.at[k], w[words + k] = high.at[k];
+    if (words == 4 && (offset & 8)) {
+#pragma unroll
+        for (int k = 0; k < words + 2; ++k) w[k] = w[k + 2];
+    }
+    if (words >= 2 && (offset & 4)) {
+#pragma unroll
+        for (int k = 0; k < words + 1; ++k) w[k] = w[k + 1];
+    }
+    W shifted;
+#pragma unroll
+    for (int k = 0; k < words; ++k) shifted.at[k] = sizeof(T) < 4 ? __funnelshift_r(w[k], w[k + 1], offset % 4 * 8) : w[k];
+    return *reinterpret_cast<vec<T, N>*>(&shifted);
+}

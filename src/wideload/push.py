@@ -1,0 +1,165 @@
+"""Turns the views and concatenations inside an expression into views of its operands and of its results.
+
+A view of a computed value is the value computed from views of what it is made of; a concatenation is several results, each
+written to its part. What comes out has loads, arithmetic and stores only. Concrete shapes, plain integers: no tensors.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from wideload.errors import LayoutError
+from wideload.expr import Apply, Cast, Const, Expr, Joined, Load, Node, Number, Viewed
+from wideload.replay import NodeLayout
+from wideload.views import View, ViewStep, apply_views, narrowed
+
+__all__ = ["PushedExpr", "PushedLoad", "PushedStore", "push_views"]
+
+
+@dataclass(frozen=True)
+class PushedLoad:
+    """What a ``Load`` of the pushed expression reads: a view of tensor argument ``operand``, in elements from its first."""
+
+    operand: int
+    view: View
+
+
+@dataclass(frozen=True)
+class PushedStore:
+    """Node ``node`` of the pushed expression is ``view`` of output ``output``, in elements from its first."""
+
+    node: int
+    output: int
+    view: View
+
+
+@dataclass(frozen=True)
+class PushedExpr:
+    """``expr`` without views: its n-th ``Load`` is ``loads[n]``."""
+
+    expr: Expr
+    loads: tuple[PushedLoad, ...]
+    stores: tuple[PushedStore, ...]
+
+
+_SCALARS = (Const, Number)
+
+Box = tuple[tuple[int, int], ...]
+"""A part of a node's index space: start and length along each dim."""
+
+
+def push_views(expr: Expr, layouts: Sequence[NodeLayout], outputs: Sequence[tuple[int, int, NodeLayout]]) -> PushedExpr:
+    """Push the views of ``expr`` down to its loads and its concatenations up to its results.
+
+    ``layouts`` has each node's shape, and strides where it is a load; ``outputs`` are (node, output, layout of the output's tensor).
+    Raises ``LayoutError`` where a view of a computed value is none of its operands.
+    """
+    pusher = _Pusher(expr, layouts)
+    stores = []
+    for node, output, layout in outputs:
+        whole = View(layout.shape, layout.strides)
+        for box in pusher.boxes(node):
+            view = whole
+            for dim, (start, length) in enumerate(box):
+                view = narrowed(view, dim, start, length)
+            stores.append(PushedStore(pusher.build(node, box, ()), output, view))
+    loads = tuple(node for node in pusher.nodes if isinstance(node, Load))
+    pushed = Expr(expr.name, loads, tuple(pusher.nodes), tuple(store.node for store in stores))
+    return PushedExpr(pushed, tuple(pusher.loads), tuple(stores))
+
+
+class _Pusher:
+    """The pushed nodes met so far. Equal nodes are one node, equal views of an operand one load."""
+
+    def __init__(self, expr: Expr, layouts: Sequence[NodeLayout]) -> None:
+        self._expr, self._layouts = expr, layouts
+        self.nodes: list[Node] = []
+        self.loads: list[PushedLoad] = []
+        self._numbers: dict[object, int] = {}
+
+    def boxes(self, node: int) -> list[Box]:
+        """The parts of ``node`` within each of which every concatenation gives one of its operands."""
+        shape = self._layouts[node].shape
+        edges = self._cut(node)
+        spans = [list(itertools.pairwise(sorted({0, size, *edges.get(dim - len(shape), ())}))) for dim, size in enumerate(shape)]
+        spans = [pairs or [(0, 0)] for pairs in spans]
+        return [tuple((start, stop - start) for start, stop in corner) for corner in itertools.product(*spans)]
+
+    def _cut(self, number: int) -> dict[int, set[int]]:
+        """Where concatenations meet along each dim of a node, counted from the last dim (-1)."""
+        node, rank = self._expr.nodes[number], len(self._layouts[number].shape)
+        edges: dict[int, set[int]] = {}
+        if isinstance(node, Joined):
+            start = 0
+            for operand in node.operands:
+                for dim, found in self._cut(operand).items():
+                    edges.setdefault(dim, set()).update(found if dim != node.dim - rank else {start + edge for edge in found})
+                edges.setdefault(node.dim - rank, set()).add(start)
+                start += self._layouts[operand].shape[node.dim]
+        elif isinstance(node, Apply | Cast):
+            for operand in node.operands if isinstance(node, Apply) else (node.operand,):
+                for dim, found in self._cut(operand).items():
+                    edges.setdefault(dim, set()).update(found)
+        elif isinstance(node, Viewed) and self._cut(node.operand):
+            raise LayoutError(
+                f"a view of a concatenation{f' (at {node.at})' if node.at else ''} cannot be fused. Take the view of its parts."
+            )
+        return edges
+
+    def build(self, number: int, box: Box, after: tuple[ViewStep, ...]) -> int:
+        """The pushed node for ``box`` of node ``number``, viewed by ``after``."""
+        node = self._expr.nodes[number]
+        match node:
+            case Load():
+                view = View(self._layouts[number].shape, self._layouts[number].strides)
+                for dim, (start, length) in enumerate(box):
+                    view = narrowed(view, dim, start, length)
+                return self._load(node, apply_views(after, view))
+            case Viewed():
+                whole = tuple((0, size) for size in self._layouts[node.operand].shape)
+                narrows = tuple(ViewStep("narrow", (dim, start, length)) for dim, (start, length) in enumerate(box))
+                return self.build(node.operand, whole, (*node.steps, *narrows, *after))
+            case Joined():
+                start, length = box[node.dim]
+                for operand in node.operands:
+                    size = self._layouts[operand].shape[node.dim]
+                    if start + length <= size and size:
+                        return self.build(operand, (*box[: node.dim], (start, length), *box[node.dim + 1 :]), after)
+                    start -= size
+                raise AssertionError("a box lies in one operand of a concatenation")
+            case Cast():
+                operand = self.build(node.operand, box, after)
+                return self._add(replace(node, operand=operand))
+            case Apply():
+                return self._add(replace(node, operands=tuple(self._operand(operand, number, box, after) for operand in node.operands)))
+            case _:
+                return self._add(node)
+
+    def _operand(self, number: int, result: int, box: Box, after: tuple[ViewStep, ...]) -> int:
+        """An operand's part that ``box`` of the result needs, stretched to it where views follow."""
+        shape, full = self._layouts[number].shape, self._layouts[result].shape
+        skip = len(full) - len(shape)
+        own = tuple(span if size == full[skip + dim] else (0, size) for dim, (span, size) in enumerate(zip(box[skip:], shape, strict=True)))
+        lengths = tuple(length for _, length in box)
+        if after and lengths != tuple(length for _, length in own) and not isinstance(self._expr.nodes[number], _SCALARS):
+            after = (ViewStep("expand", lengths), *after)
+        return self.build(number, own, after if not isinstance(self._expr.nodes[number], _SCALARS) else ())
+
+    def _load(self, node: Load, view: View) -> int:
+        load = PushedLoad(node.operand, view)
+        number = self._numbers.get(load)
+        if number is None:
+            number = self._numbers[load] = len(self.nodes)
+            self.nodes.append(replace(node, operand=len(self.loads), ndim=len(view.shape)))
+            self.loads.append(load)
+        return number
+
+    def _add(self, node: Node) -> int:
+        key = (node, repr(node)) if not isinstance(node, Apply | Cast) else node
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self.nodes)
+            self.nodes.append(node)
+        return number
