@@ -68,10 +68,11 @@ def _computed(dtype: torch.dtype, fused: bool) -> torch.dtype:
 
 def _viewed(tensor: torch.Tensor, steps: tuple[ViewStep, ...]) -> torch.Tensor:
     try:
-        view = apply_views(steps, View(tuple(tensor.shape), tensor.stride(), tensor.storage_offset()))
-    except LayoutError:  # eager's tensor may have other strides than this one, and its own have been looked at before
-        tensor = tensor.contiguous()
-        view = apply_views(steps, View(tuple(tensor.shape), tensor.stride(), tensor.storage_offset()))
+        view = apply_views(steps, View(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())))
+    except LayoutError:
+        if tensor.is_contiguous():
+            raise
+        return _viewed(tensor.contiguous(), steps)  # eager's tensor may have other strides; they have been looked at before
     return tensor.as_strided(view.shape, view.strides, view.offset)
 
 
