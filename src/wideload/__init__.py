@@ -9,19 +9,11 @@ from wideload.errors import CompileError, DeviceError, DtypeError, GradError, La
 from wideload.fused import FusedFunction, fuse
 
 if TYPE_CHECKING:
-    from wideload.measure import (
-        BenchResult,
-        Comparison,
-        Comparisons,
-        Roofline,
-        SelfTest,
-        bench,
-        compare,
-        compare_results,
-        random_tensor,
-        roofline,
-        self_test,
-    )
+    from wideload.measure.bench import bench
+    from wideload.measure.compare import Comparison, Comparisons, SelfTest, compare, compare_results, self_test
+    from wideload.measure.operands import random_tensor
+    from wideload.measure.result import BenchResult
+    from wideload.measure.roofline import Roofline, roofline
 
 __all__ = [
     "BenchResult",
