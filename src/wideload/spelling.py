@@ -81,10 +81,9 @@ def find_rival(text: str, subject: Callable[..., Any]) -> Callable[..., Any]:
 
 def _find_op(name: str) -> Callable[..., Any]:
     if name not in ops.__all__:
-        raise WideloadError(
-            f"no op of wl.ops is called {name!r}. {_offer(name, ops.__all__)} "
-            "Other functions are spelt module:function or path/file.py:function."
-        )
+        module, _, function = name.rpartition(".")
+        example = f"{module}:{function}" if module else "module:function or path/file.py:function"
+        raise WideloadError(f"no op of wl.ops is called {name!r}. {_offer(name, ops.__all__)} Any other function is spelt {example}.")
     return getattr(ops, name)  # type: ignore[no-any-return]
 
 
@@ -169,9 +168,9 @@ DEFAULT_OPERANDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """What an op of ``wl.ops`` is called with where nothing is said; the size ``tokens`` is to be given."""
 
 
-def default_operands(fn: Callable[..., Any]) -> tuple[str, ...] | None:
-    """Return the operands of `DEFAULT_OPERANDS` for an op of ``wl.ops``, ``None`` for any other function."""
-    return next((operands for name, operands in DEFAULT_OPERANDS.items() if getattr(ops, name) is fn), None)
+def default_operands(fn: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the operands of `DEFAULT_OPERANDS` for an op of ``wl.ops``, none for any other function."""
+    return next((operands for name, operands in DEFAULT_OPERANDS.items() if getattr(ops, name) is fn), ())
 
 
 def make_arguments(

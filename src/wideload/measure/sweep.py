@@ -125,7 +125,7 @@ def _cells(result: BenchResult, contender: Contender) -> Iterator[str]:
     yield contender.name
     yield _format(figures["median_us"], ".2f")
     yield _format(figures["relative_error"], ".1%")
-    yield _format(figures["gbps"], ".0f")
+    yield _format(figures["gbps"], ".0f" if (figures["gbps"] or 0) >= 10 else ".2f")
     yield _format(figures["share_of_nominal"], ".1%")
     yield _format(ratio, ".2f")
     yield _format(figures["host_us"], ".1f")
