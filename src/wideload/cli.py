@@ -189,9 +189,7 @@ def bench(
     ] = None,
     against: Annotated[
         list[str] | None,
-        typer.Option(
-            help="eager (what a fused function wraps), compile (that by torch.compile), or a function. Repeatable.", metavar="RIVAL"
-        ),
+        typer.Option(help="eager (what a fused one wraps), compile (that by torch.compile), or a function; repeatable.", metavar="RIVAL"),
     ] = None,
     mode: Annotated[_Mode, typer.Option(help="What the L2 holds, and whether a CUDA graph is timed. On a GPU only.")] = _Mode.AUTO,
     sweep: Annotated[
@@ -218,24 +216,27 @@ def bench(
     \b
     wideload bench swiglu --against eager --against compile
     wideload bench torch:add 'bf16\\[n]' 'bf16\\[n]' --sweep n=2^10..2^28 --bytes '6*n' --csv
-    wideload bench model.py:rope 'bf16[8192,8192].t()' 'f32[64,128][:, 1:-1]' 'f32[128]@1' approximate=tanh
     wideload bench swiglu '*bf16[16384,28672].chunk(2,-1)' --against eager --json now.json
+    wideload bench my.py:gate 'bf16[64,128].t()' 'f32[128,66][:, 1:-1]' 'f32[64]@1' kind=tanh
 
     Exits with 1 if the first function is wrong or could not be run. docs/measuring.md says how it is measured.
     """
     if sum((json_to == _TO_STDOUT, as_csv, as_markdown)) > 1:
         raise typer.BadParameter("--json -, --csv and --markdown all write to standard output: choose one")
-    if json_to not in (None, _TO_STDOUT) and not Path(str(json_to)).absolute().parent.is_dir():
+    if json_to is not None and not Path(json_to).absolute().parent.is_dir():
         raise typer.BadParameter(f"--json {json_to}: there is no such folder")
+    unknown = [text for text in operands or () if text.startswith("--")]
+    if unknown:
+        raise typer.BadParameter(f"there is no option {unknown[0]}")
     where = _find_device(device)
     subject = find_function(function)
-    texts, defaults = operands, {}
-    if not texts and default_operands(subject):
-        texts, defaults = list(default_operands(subject) or ()), {"tokens": demos.FULL_TOKENS if where.type == "cuda" else demos.CPU_TOKENS}
+    texts = operands or default_operands(subject)
+    usual = {} if operands or not texts else {"tokens": demos.FULL_TOKENS if where.type == "cuda" else demos.CPU_TOKENS}
     points: list[Point] = []
     try:
-        for sizes in sweep_sizes(sweep or []):
-            args, named = make_arguments(texts or (), sizes={**defaults, **sizes}, device=where, seed=seed)
+        for swept in sweep_sizes(sweep or []):
+            sizes = {**usual, **swept}
+            args, named = make_arguments(texts, sizes=sizes, device=where, seed=seed)
             out = named.pop("out", None)
             reserved = _BENCH_OPTIONS & named.keys()
             if reserved:
@@ -254,7 +255,7 @@ def bench(
                 max_seconds=max_seconds,
                 **named,
             )
-            points.append(Point(sizes, _run_subject(function, run)))
+            points.append(Point(swept, _run_subject(function, run)))
     finally:
         if points:  # those before the one that failed
             _write_sweep(Sweep(tuple(points)), json_to, as_csv, as_markdown)
