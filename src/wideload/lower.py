@@ -41,7 +41,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class RangeCheck:
-    """A runtime int enters ``op`` as operand ``position`` in an integer type that holds ``low`` to ``high``.
+    """A runtime scalar enters ``op`` as operand ``position`` in a type that holds ``low`` to ``high``.
 
     Outside, torch wraps in some ops and refuses in others: ask it, with ``samples`` for the other operands.
     """
@@ -49,8 +49,8 @@ class RangeCheck:
     op: Op
     samples: tuple[Sample, ...]
     position: int
-    low: int
-    high: int
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ _RESERVED = frozenset(
 )
 """C++'s and CUDA's own words, and the prelude's macros. Functions need no place here: the table's calls begin with ``::``."""
 _KERNELS_OWN = re.compile(
-    r"n|i|k|first|is_full|(at|rest|size|multiplier|shift)\d+|\w+_(v|at|data|value|stride\d+|element)|__\w*"
+    r"n|i|k|e|first|is_full|is_inside|is_whole|pad|phase|column|lead|slot|slots0|(at|rest|size|multiplier|shift)\d+|\w+_(v|at|data|value|stride\d+|element)|__\w*"
     r"|vec|f16|bf16|boolean|(load|store|round)_\w+|widen|narrow_to|convert|divide_u\d+"
 )
 """What the kernels of emit/ call their own variables, where a runtime scalar keeps its name, and the prelude's names that they use."""
@@ -202,8 +202,9 @@ class _Lowering:
             node = self._expr.nodes[number]
             assert isinstance(node, Apply)
             for position, (operand, to) in enumerate(zip(node.operands, operand_dtypes(self._expr.nodes, node), strict=True)):
-                if operand == scalar and to is not None and to not in (torch.bool, torch.int64) and not to.is_floating_point:
-                    samples, limits = tuple(sample_of(self._expr.nodes[i]) for i in node.operands), torch.iinfo(to)
+                if operand == scalar and to is not None and to not in (torch.bool, torch.int64, torch.float64):
+                    samples = tuple(sample_of(self._expr.nodes[i]) for i in node.operands)
+                    limits = torch.finfo(to) if to.is_floating_point else torch.iinfo(to)
                     checks.append(RangeCheck(node.op, samples, position, limits.min, limits.max))
         return tuple(checks)
 
