@@ -164,6 +164,24 @@ def test_a_second_output_off_the_beat_of_the_first_is_stored_by_elements() -> No
         assert plan(f, x, out=outs).variant.stores == tuple(stores.split())
 
 
+def test_outputs_with_gaps_follow_the_first() -> None:
+    """Two outputs, of rows of 8 f32 a pitch apart, the first element of each so many past a whole access."""
+    f = wl.fuse(lambda x: (x + 1, x - 1), name="f")
+    x = at(torch.ones(4, 8), 0)
+    for (pitch, late), (second, also_late), family, stores in (
+        ((8, 0), (12, 0), "pitched", "vector vector"),
+        ((12, 0), (12, 1), "pitched", "vector elements"),
+        ((12, 1), (12, 0), "pitched", "vector elements"),
+        ((12, 1), (16, 1), "pitched", "vector vector"),
+        ((12, 0), (10, 0), "pitched", "vector elements"),
+        ((10, 1), (14, 1), "pitched", "vector vector"),  # 10 and 14 shift the beat by 2 a row
+        ((8, 1), (8, 1), "rows", "vector vector"),
+    ):
+        outs = tuple(at(torch.empty(4 * p), o).view(4, p)[:, :8] for p, o in ((pitch, late), (second, also_late)))
+        kernel = plan(f, x, out=outs)
+        assert (kernel.variant.family, kernel.variant.stores) == (family, tuple(stores.split()))
+
+
 def test_a_narrow_operand_needs_only_its_own_share_aligned() -> None:
     """bf16 beside f32: 4 elements a thread, 8 bytes of bf16."""
     f = wl.fuse(lambda x, y: x + y, name="mixed")
@@ -236,6 +254,13 @@ def test_the_index_width_of_rows_leaves_room_for_the_last_block() -> None:
         assert (kernel.variant.family, kernel.variant.index_bits) == ("rows", bits), (tuple(x.shape), x.stride())
 
 
+def test_the_index_width_of_a_pitched_output_counts_slots() -> None:
+    """A row of 129 bytes that starts with an access takes 9 of 16, one that may start anywhere up to (129 + 15) / 16 = 9 as well."""
+    for rows, pitch, bits in ((2**16, 2**14, 32), (14913066, 144, 32), (14913067, 144, 64), (2, 2**31 - 129, 32), (2, 2**31 - 128, 64)):
+        kernel = plan(copy, meta(rows, 129, strides=(0, 1), dtype=u8), out=meta(rows, 129, strides=(pitch, 1), dtype=u8))
+        assert (kernel.variant.family, kernel.variant.index_bits) == ("pitched", bits), (rows, pitch)
+
+
 def test_the_output_counts_for_the_index_width() -> None:
     """2^29 bytes read, four times as many written."""
     f = wl.fuse(lambda x: x.float(), name="widen")
@@ -297,6 +322,41 @@ def test_sizes_tell_a_strided_kernel_where_each_element_lies() -> None:
     assert checked == 5 * 52
 
 
+# Size, multiplier and shift: below 2^31, n * 3435973837 >> 34 is n // 5, and so on.
+BY_2, BY_3, BY_5, BY_7 = (2, 2**31, 32), (3, 2863311531, 33), (5, 3435973837, 34), (7, 2454267027, 34)
+
+
+def test_sizes_tell_a_rows_kernel_where_each_row_lies() -> None:
+    """Elements and padding, the division by a row, then for each input its pitch and, where it is realigned, its span."""
+    x, bias, factor = at(torch.ones(24), 0).view(4, 6)[:, 1:], at(torch.ones(5), 0), torch.ones(4, 1)
+    f = wl.fuse(lambda x, bias, factor, s: x * factor + bias * s, name="f")
+    kernel = plan(f, x, bias, factor, torch.tensor(2.0))
+    assert [p.name for p in kernel.program.parameters] == ["x", "factor", "bias", "s"]
+    assert kernel.variant.loads == ("realigned", "row", "realigned", "uniform")
+    assert kernel.sizes == (20, 0, *BY_5, 6, 1 + 3 * 6 + 4, 1, 0, 5)
+    late = plan(f, x, bias, factor, torch.tensor(2.0), out=at(torch.empty(4, 5), 3))
+    assert late.sizes == (20, 3, *kernel.sizes[2:])
+    assert plan(copy, at(torch.ones(510), 1), out=at(torch.empty(510), 3)).sizes == (510, 3, 510)
+    assert [plan(copy, at(torch.ones(n), 1), out=at(torch.empty(n), 3)).grid for n in (1, 509, 510)] == [1, 1, 2]  # 512 and the 3 before
+    blocks = at(torch.ones(3, 4, 8), 0)[:, :2, :7]
+    kernel = plan(copy, blocks)
+    assert (kernel.variant.rank, kernel.sizes) == (3, (42, 0, *BY_7, *BY_2, 8, 32, 1 + 2 * 32 + 8 + 6))
+
+
+def test_sizes_tell_a_pitched_kernel_where_each_row_lies() -> None:
+    """Accesses, a row's length, the first row's phase, the division by a row's accesses, the inputs as for rows, the outputs' pitches."""
+    x = at(torch.ones(24), 0).view(4, 6)
+    kernel = plan(copy, x, out=at(torch.empty(32), 0).view(4, 8)[:, 1:7])  # each row 1 past an access: 1 + 6 elements in 2
+    assert (kernel.variant.loads, kernel.sizes) == (("realigned",), (8, 6, 1, *BY_2, 6, 24, 8))
+    kernel = plan(copy, x, out=at(torch.empty(28), 0).view(4, 7)[:, :6])  # 0, 3, 2 and 1 past one: up to 3 + 6 elements in 3
+    assert (kernel.variant.loads, kernel.sizes) == (("realigned",), (12, 6, 0, *BY_3, 6, 24, 7))
+    wide = at(torch.ones(32), 0).view(4, 8)
+    kernel = plan(copy, wide[:, 1:7], out=at(torch.empty(48), 0).view(4, 12)[:, 1:7])  # 8 and 12 apart, both 1 past an access
+    assert (kernel.variant.loads, kernel.sizes) == (("vector",), (8, 6, 1, *BY_2, 8, 12))
+    tall = plan(copy, torch.ones(1000, 6), out=at(torch.empty(8000), 0).view(1000, 8)[:, :6])
+    assert (tall.sizes[0], tall.grid) == (2000, 16)  # a thread an access, 128 a block
+
+
 def element_at(out: torch.Tensor, offset: int) -> tuple[int, ...]:
     """Which element of a dense tensor lies ``offset`` elements from its start."""
     index = [0] * out.ndim
@@ -304,6 +364,41 @@ def element_at(out: torch.Tensor, offset: int) -> tuple[int, ...]:
         if out.shape[dim] > 1:
             index[dim], offset = divmod(offset, out.stride(dim))
     return tuple(index)
+
+
+# ---- views inside the function
+
+
+def twice_of(view: Any) -> Any:
+    return wl.fuse(lambda x: view(x) * 2, name="f")
+
+
+def test_a_view_of_an_argument_is_planned_as_the_view_itself() -> None:
+    packed = at(torch.ones(4, 16), 0)
+    views: list[tuple[Any, int]] = [
+        (lambda x: x.chunk(2, -1)[1], 32), (lambda x: x[1:, 3:], 76), (lambda x: x.t()[5], 20), (lambda x: x[:, ::2], 0),
+        (lambda x: x.reshape(8, 8)[3:, 1], 100), (lambda x: x[None, 2].expand(3, 16), 128),
+    ]  # fmt: skip
+    for view, offset_bytes in views:
+        inside, outside = plan(twice_of(view), packed), plan(twice_of(lambda x: x), view(packed))
+        assert inside.sources == ((0, offset_bytes),)
+        assert (inside.variant, inside.sizes, inside.grid) == (outside.variant, outside.sizes, outside.grid)
+        assert inside.source_layouts == outside.source_layouts
+
+
+def test_halves_are_two_sources_and_a_concatenation_two_targets() -> None:
+    x = at(torch.ones(4, 16, dtype=bf16), 0)
+    kernel = plan(wl.fuse(lambda x: x.chunk(2, -1)[0] * x.chunk(2, -1)[1], name="f"), x)
+    assert (kernel.variant.family, kernel.variant.loads) == ("rows", ("vector", "vector"))
+    assert (kernel.sources, kernel.targets, kernel.num_elements) == (((0, 0), (0, 16)), ((0, 0),), 32)
+    turned = plan(wl.fuse(lambda x: torch.cat([-x[:, 8:], x[:, :8]], -1), name="f"), x)
+    assert (turned.variant.family, turned.variant.loads, turned.variant.stores) == ("pitched", ("vector",) * 2, ("vector",) * 2)
+    assert (turned.sources, turned.targets) == (((0, 16), (0, 0)), ((0, 0), (0, 16)))
+    assert turned.target_layouts == (NodeLayout((4, 8), (16, 1)),) * 2
+    stacked = plan(wl.fuse(lambda x: torch.stack([x * 2, x + 1]), name="f"), x)
+    assert (stacked.variant.family, stacked.sources, stacked.targets) == ("dense", ((0, 0),), ((0, 0), (0, 128)))
+    pairs = plan(wl.fuse(lambda x: torch.stack([x * 2, x + 1], -1), name="f"), x)
+    assert (pairs.variant.family, pairs.targets) == ("strided", ((0, 0), (0, 2)))
 
 
 # ---- several results, no elements
@@ -352,6 +447,11 @@ def test_ten_calls_of_one_class_are_one_source() -> None:
             f.plan(torch.ones(9 + k, 2 * n + k)[:, 1 : n + 1], torch.ones(n), 0.1 * k, target="sm_90").source for k, n in enumerate(columns)
         }
         assert len(sources) == 1
+    for columns in (on_the_beat, off_the_beat):  # an output with gaps
+        texts = {
+            f.plan(torch.ones(n, n), torch.ones(n, 1), 0.1, out=torch.empty(n, n + 4)[:, :n], target="sm_90").source for n in columns[:7]
+        }
+        assert len(texts) == 1
     x = torch.ones(4096, dtype=u8)
     aligned = {copy.plan(at(x, 16 * k), target="sm_90").source for k in range(5)}
     odd = {copy.plan(at(x, k), target="sm_90").source for k in (1, 2, 4, 8, 3)}
