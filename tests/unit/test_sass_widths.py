@@ -22,7 +22,7 @@ from wideload.emit.prelude import select_prelude
 from wideload.nvrtc import compile_cubin
 from wideload.plan import ACCESS_BYTES
 from wideload.planned import PlannedKernel
-from wideload.sass import Access, main_path
+from wideload.sass import MAIN_PATH_MARKER, Access, main_path
 
 bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 i8, i64, boolean = torch.int8, torch.int64, torch.bool
@@ -53,8 +53,8 @@ class Module:
     log: str
 
 
-def compile_module(codes: dict[str, str], arch: str) -> Module:
-    """``codes`` are kernels' texts below the prelude, by name."""
+def compile_module(codes: dict[str, str], arch: str, marker: str = MAIN_PATH_MARKER) -> Module:
+    """``codes`` are kernels' texts below the prelude, by name; their main paths stand in braces after ``marker``."""
     source = select_prelude("\n".join(codes.values()))
     lines = {}
     for name, code in codes.items():
@@ -62,7 +62,7 @@ def compile_module(codes: dict[str, str], arch: str) -> Module:
         source += f"\n{code}"
         lines[name] = range(start + 1, source.count("\n") + 2)
     cubin = compile_cubin(source, arch=arch, name=next(iter(codes)))
-    return Module(lines, main_path(cubin.code, source), cubin.log)
+    return Module(lines, main_path(cubin.code, source, marker=marker), cubin.log)
 
 
 def code_of(kernel: PlannedKernel) -> str:
@@ -166,6 +166,47 @@ def test_narrower_operands_take_their_share_of_the_vector(name: str, arch: str) 
 def test_every_other_kernel_is_wide(arch: str) -> None:
     for kernel in wide_kernels().values():
         require_wide(wide_module(arch), kernel.name, expected_widths(kernel))
+
+
+# ---- rows
+
+ROWS: dict[str, tuple[Callable[[], PlannedKernel], dict[tuple[str, int], int]]] = {
+    "bias": (
+        lambda: plan("bias", lambda x, b: x + b, meta(64, 2048), meta(2048)),
+        {("load", 128): 2, ("store", 128): 1},
+    ),
+    "column": (
+        lambda: plan("column", lambda x, b: x + b, meta(64, 2048), meta(64, 1)),
+        {("load", 128): 1, ("load", 16): 1, ("store", 128): 1},
+    ),
+    "halves_of_rows": (
+        lambda: plan("halves_of_rows", lambda x: (lambda gate, up: F.silu(gate) * up)(*x.chunk(2, -1)), meta(64, 4096)),
+        {("load", 128): 2, ("store", 128): 1},
+    ),
+    "narrow_rows": (
+        lambda: plan("narrow_rows", lambda x, b: x.float() + b, meta(64, 2048), torch.empty(2048, device="meta")),
+        {("load", 64): 1, ("load", 128): 1, ("store", 128): 1},
+    ),
+}
+
+
+def meta(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=bf16, device="meta")
+
+
+@cache
+def rows_module(arch: str) -> Module:
+    kernels = [make() for make, _ in ROWS.values()]
+    return compile_module({kernel.name: code_of(kernel) for kernel in kernels}, arch, marker="if (is_inside")
+
+
+SPLIT_STORE = pytest.mark.xfail(reason="NVVM takes the vector of the store apart: four st.global.u32 on sm_80 and sm_90", strict=True)
+
+
+@pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=SPLIT_STORE), pytest.param("sm_90", marks=SPLIT_STORE), "sm_100"])
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_are_walked_in_16_bytes(name: str, arch: str) -> None:
+    require_wide(rows_module(arch), f"{name}_rows", Counter(ROWS[name][1]))
 
 
 # ---- what is not
