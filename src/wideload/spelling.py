@@ -46,16 +46,17 @@ def find_function(text: str) -> Callable[..., Any]:
     >>> find_function("torch.nn.functional:silu")(torch.zeros(1))
     tensor([0.])
     """
-    place, colon, name = text.rpartition(":")
-    if not colon:
+    place, _, name = text.rpartition(":")
+    if not place:
         return _find_op(text)
     is_file = place.endswith(".py") or "/" in place
     found: Any = _load_file(Path(place)) if is_file else _import_module(place)
-    owner = place
-    for part in name.split("."):
+    parts = name.split(".")
+    for position, part in enumerate(parts):
         if not hasattr(found, part):
+            owner = f"{place}:{'.'.join(parts[:position])}" if position else place
             raise WideloadError(f"{owner} has no {part!r}. {_offer(part, _callables(found))}")
-        found, owner = getattr(found, part), f"{owner}:{part}" if found.__class__ is ModuleType else f"{owner}.{part}"
+        found = getattr(found, part)
     if isinstance(found, type) or not callable(found):
         kind = "a class" if isinstance(found, type) else f"a {type(found).__name__}"
         raise WideloadError(f"{text} is {kind}; give a function, or an object that can be called.")
@@ -319,7 +320,7 @@ class _Maker:
                 number = self._number(inner)
                 return -number if isinstance(sign, ast.USub) else number
             case ast.BinOp(op=ast.MatMult(), left=left, right=right):
-                return self.value(left, offset + self.size(right))
+                return self._viewed(left, "@", offset + self.size(right))
             case ast.BinOp(op=op, left=left, right=right) if type(op) in _OPERATORS:
                 return self._combine(op, self._number(left), self._number(right))
             case ast.List(elts=items):
@@ -334,9 +335,9 @@ class _Maker:
                 return self._index(self.value(inner, offset), index)
             case ast.Call(func=ast.Attribute(value=inner, attr=name), args=args, keywords=keywords) if name in VIEWS:
                 options = {str(keyword.arg): self.value(keyword.value) for keyword in keywords}
-                return getattr(self._viewed(inner, name, offset), name)(*map(self.value, args), **options)
+                return getattr(self._viewed(inner, f".{name}", offset), name)(*map(self.value, args), **options)
             case ast.Attribute(value=inner, attr=name) if name in _VIEW_ATTRIBUTES:
-                return getattr(self._viewed(inner, name, offset), name)
+                return getattr(self._viewed(inner, f".{name}", offset), name)
             case ast.Call(func=ast.Attribute(attr=name)):
                 raise LayoutError(f".{name}() is not allowed; views are: {', '.join(sorted(VIEWS))}")
             case ast.Attribute(attr=name):
@@ -380,10 +381,10 @@ class _Maker:
             return torch.empty(offset + math.prod(shape), dtype=dtype, device="meta")[offset:].view(shape)
         return random_tensor(shape, dtype, device=self._device, offset=offset, seed=seed)
 
-    def _viewed(self, node: ast.expr, name: str, offset: int) -> torch.Tensor:
+    def _viewed(self, node: ast.expr, suffix: str, offset: int) -> torch.Tensor:
         tensor = self.value(node, offset)
         if not isinstance(tensor, torch.Tensor):
-            raise LayoutError(f".{name} stands behind {ast.unparse(node)}, which is no tensor")
+            raise LayoutError(f"{suffix} stands behind {ast.unparse(node)}, which is no tensor")
         return tensor
 
     def _index(self, value: Any, node: ast.expr) -> Any:
