@@ -235,7 +235,9 @@ class FusedFunction:
             return kind(*items) if hasattr(value, "_fields") else kind(items)
         if isinstance(value, dict):
             call.key.append((kind, tuple(value)))
-            return kind((key, self._enter(call, f"{name}_{key}", item, is_static)) for key, item in value.items())
+            entered = value.copy()
+            entered.update((key, self._enter(call, f"{name}_{key}", item, is_static)) for key, item in value.items())
+            return entered
         if kind in (bool, int, float, complex):
             call.key.append((kind, repr(value)))
             return value

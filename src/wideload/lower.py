@@ -130,14 +130,15 @@ class _Names:
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
+        self._counts: dict[str, int] = {}
 
     def take(self, wanted: str) -> str:
         base = re.sub(r"\W|^(?=\d)", "_", wanted, flags=re.ASCII)
         base = f"{base}_" if base in _RESERVED or _KERNELS_OWN.fullmatch(base) else base
-        name, count = base, 1
+        name = base
         while name in self._taken:
-            count += 1
-            name = f"{base}_{count}"
+            self._counts[base] = self._counts.get(base, 1) + 1
+            name = f"{base}_{self._counts[base]}"
         self._taken.add(name)
         return name
 
