@@ -238,8 +238,6 @@ def _record_reversed(shape: Shape) -> RecordedViews:
 
 
 def _record_matrix_transpose(shape: Shape) -> RecordedViews:
-    if len(shape) == 1:
-        raise LayoutError("a matrix or a batch of matrices is needed; unsqueeze makes one")
     return _record_transpose(shape, -2, -1) if shape else _one("permute")
 
 
@@ -342,7 +340,9 @@ def apply_view(step: ViewStep, view: View) -> View:
 
 
 def narrowed(view: View, dim: int, start: int, length: int) -> View:
-    """Return ``length`` indices of ``dim`` from ``start`` on. Raises ``LayoutError`` where there are fewer.
+    """Return the part of ``view`` with the ``length`` indices from ``start`` on of ``dim``. Raises ``LayoutError`` where there are fewer.
+
+    All count from 0; none is negative.
 
     >>> narrowed(View((3, 8), (8, 1)), 1, 2, 4)
     View(shape=(3, 4), strides=(8, 1), offset=2)
@@ -470,12 +470,14 @@ def _ravel(view: View) -> View:
 def _inferred(num_elements: int, sizes: Shape) -> Shape:
     """Return ``sizes`` with the one -1 among them, if any, replaced so that they hold ``num_elements``."""
     known = prod(size for size in sizes if size != -1)
-    if min(sizes, default=0) < -1 or sizes.count(-1) > 1:
-        raise LayoutError(f"sizes {sizes} must not be negative, but for one -1")
-    inferred, rest = divmod(num_elements, known) if known and -1 in sizes else (0, num_elements - known)
-    if rest or (-1 in sizes and not known):
-        raise LayoutError(f"sizes {sizes} do not hold {num_elements} elements in one way")
-    return tuple(inferred if size == -1 else size for size in sizes)
+    if min(sizes, default=0) < -1 or sizes.count(-1) > 1 or (-1 in sizes and known == 0):
+        raise LayoutError(f"sizes {sizes} must not be negative, but for one -1 among sizes that are not 0")
+    shape = tuple(num_elements // known if size == -1 else size for size in sizes)
+    if prod(shape) != num_elements:
+        raise LayoutError(
+            f"sizes {sizes} cannot hold {num_elements} elements: they must multiply to it, where -1 stands for what is missing"
+        )
+    return shape
 
 
 def _reshaped_strides(view: View, shape: Shape) -> Strides:
