@@ -259,6 +259,15 @@ def test_a_method_binds_self_and_sees_its_attributes_change() -> None:
     assert torch.equal(Scaler.of_class(X), X * 2)
 
 
+def test_copies_of_an_object_have_methods_of_their_own() -> None:
+    first = Scaler(1.0)
+    first.apply(X)
+    for second in (copy.copy(first), copy.deepcopy(first), pickle.loads(pickle.dumps(first))):
+        second.shift = 3.0
+        assert torch.equal(second.apply(X), X * 2 + 3)
+        assert torch.equal(first.apply(X), X * 2 + 1)
+
+
 def test_methods_of_objects_that_have_no_weak_references_or_hashes() -> None:
     class Slotted:
         __slots__ = ("s",)
