@@ -58,7 +58,7 @@ class _Commands(TyperGroup):
 
 
 def _failure(error: Exception, status: int) -> typer.Exit:
-    _err.print(f"{type(error).__name__}: {error}", style="red", markup=False)
+    _err.print(f"{type(error).__name__}: {error}", style="red", markup=False, soft_wrap=True)
     return typer.Exit(status)
 
 

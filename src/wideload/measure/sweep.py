@@ -68,10 +68,10 @@ class Sweep:
     def to_csv(self) -> str:
         """A line for each contender at each size, with a header: times in microseconds, labels by their codes."""
         file = io.StringIO()
-        rows = [{**point.sizes, **_figures(point.result, contender)} for point, contender in self._lines()]
-        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+        rows = [(point.sizes, _figures(point.result, contender)) for point, contender in self._lines()]
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([name for columns in rows[0] for name in columns])
+        writer.writerows([*sizes.values(), *figures.values()] for sizes, figures in rows)
         return file.getvalue()
 
     def to_markdown(self) -> str:
@@ -139,7 +139,7 @@ def _figures(result: BenchResult, contender: Contender) -> dict[str, Any]:
         "contender": contender.name,
         "mode": contender.mode,
         **{f"{name}_us": None if time_us is None else getattr(time_us, name) for name in names},
-        "n": None if time_us is None else time_us.n,
+        "num_samples": None if time_us is None else time_us.n,
         "relative_error": contender.relative_error,
         "gbps": contender.bytes_per_second and contender.bytes_per_second / 1e9,
         "share_of_nominal": result.share_of_nominal(contender),
