@@ -702,7 +702,7 @@ _op(
     ulp=(7, 5),
 )
 _op("logsigmoid", "input", F.logsigmoid, floating="::log_sigmoid({input})", ulp=(7, 5), makes_contiguous=True)
-_op("relu", "input", F.relu, inplace=True, floating="{input} <= 0 ? 0 : {input}", signed="{input} < 0 ? 0 : {input}", unsigned="{input}")
+_op("relu", "input", F.relu, inplace=True, floating="{input} <= 0 ? 0 : {input}", signed="::relu_signed({input})", unsigned="{input}")
 _op(
     "hardtanh",
     "input min_val=-1.0 max_val=1.0",
