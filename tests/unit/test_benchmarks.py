@@ -142,8 +142,8 @@ def test_a_run_writes_every_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (1000, 1000),
         (1000, 1000),
     ]
-    assert [mix.name for mix, _ in launched] == ["2R1W", "3R1W", "2R1W", "1R1W", "1R1W"]
-    assert [nbytes for _, nbytes in launched] == [6000, 8000, 12000, 8000, 2000]
+    assert [mix.name for mix, _ in launched] == ["2R1W", "3R1W", "2R1W", "1R1W", "1R1W", "1R1W"]
+    assert [nbytes for _, nbytes in launched] == [6000, 8000, 12000, 8000, 2000, 2000]
     for r in written["rows"]:
         assert r["samples_us"] == {"wideload": [8.0] * 3, "eager": [5.0] * 3, "eight ch": [8.0] * 3}
         assert r["ratio"] == 1.0
