@@ -52,7 +52,14 @@ def small_tensors(max_rank, sizes=SIZES):
 def calls(name, rank):
     """Arguments of ``name`` for a tensor of that rank: mostly small integers, in and just out of range."""
     dims, near = range(-rank - 1, rank + 1), range(-4, 5)
-    sizes = [(), *((n,) for n in range(-2, 10)), *product((-1, 0, 1, 2, 3, 6), repeat=2), *product((-1, 1, 2, 3), repeat=3)]
+    sizes = [
+        (),
+        (-2, -3),
+        (-2, -1),
+        *((n,) for n in range(-2, 10)),
+        *product((-1, 0, 1, 2, 3, 6), repeat=2),
+        *product((-1, 1, 2, 3), repeat=3),
+    ]
     few_sizes = [(), (-1,), (1,), (2,), (3,), (0, 2), (1, 2), (2, 1), (-1, 2), (3, -1), (0, -1), (-1, -1), (2, -2), (-1, 1, 1)]
     lists = [(), (1,), (2,), (3,), (0, 1), (1, 1), (1, 2), (2, 0, 1), (0, 0), (3, -1), (-1,), (-2, 5), (2, 1)]
     match name:
