@@ -204,7 +204,7 @@ def test_two_outputs_each_at_its_own_pitch_and_width() -> None:
     generator = torch.Generator().manual_seed(4)
     families = set()
     for _ in range(40):
-        rows, columns = torch.randint(1, 6, (), generator=generator).item(), torch.randint(4, 30, (), generator=generator).item()
+        rows, columns = (torch.randint(0, 26, (2,), generator=generator) // torch.tensor([5, 1]) + torch.tensor([1, 4])).tolist()
         gaps, offsets = (torch.randint(0, 7, (4,), generator=generator).tolist() for _ in range(2))
         gaps = [gap // 2 for gap in gaps]
         a, b, p, q = (
