@@ -575,7 +575,9 @@ class _Tracer:
 
     def _to(self, func: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any) -> Any:
         wanted = [*args, *(kwargs[key] for key in ("dtype", "other") if key in kwargs)]
-        dtypes = [x if isinstance(x, torch.dtype) else x.dtype for x in wanted if isinstance(x, (torch.dtype, torch.Tensor, _Tensor))]
+        if func is torch.Tensor.type and any(isinstance(x, str) for x in wanted):
+            _refuse(f"{_spelled(func)} converts to a dtype that is spelt as text", "Use .to(dtype)")
+        dtypes = [x if isinstance(x, torch.dtype) else x.dtype for x in wanted if isinstance(x, torch.dtype) or hasattr(x, "dtype")]
         moved = [x for x in (*args, kwargs.get("device")) if isinstance(x, (str, int, torch.device)) and not isinstance(x, bool)]
         for device in moved:
             if isinstance(device, int) or torch.device(device).type != self.device.type:

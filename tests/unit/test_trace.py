@@ -143,6 +143,7 @@ UNCLEAR = [
     pytest.param(lambda x, y, s: x if s.is_integer() else y, id="is_integer"),
     pytest.param(lambda x, y, s: x * torch.tensor(s), id="a new tensor"),
     pytest.param(lambda x, y, s: setattr(x, "data", y), id="an attribute"),
+    pytest.param(lambda x, y, s: x.type("torch.DoubleTensor"), id="a type by name"),
 ]
 
 
@@ -158,7 +159,6 @@ def test_other_uses_of_a_value_are_refused_as_clearly(function: Callable[..., An
         pytest.param(lambda x, y, s: x * torch.ones(s), id="a size"),
         pytest.param(lambda x, y, s: x * torch.sqrt(s), id="a function of tensors"),
         pytest.param(lambda x, y, s: np.exp(x), id="a ufunc"),
-        pytest.param(lambda x, y, s: x.type("torch.DoubleTensor"), id="a type by name"),
     ],
 )
 def test_what_torch_or_numpy_refuse_before_wideload_sees_it_is_their_error(function: Callable[..., Any]) -> None:
@@ -398,6 +398,10 @@ def test_nothing_is_stored_in_place_where_memory_is_shared(alias: Callable[[Any]
 
 
 # ---- dtypes
+
+
+def test_a_cast_by_tensor_type() -> None:
+    assert_same(wl.fuse(lambda x: x.type(torch.DoubleTensor))(X), X.type(torch.DoubleTensor))
 
 
 def test_every_cast() -> None:
