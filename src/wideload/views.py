@@ -284,7 +284,7 @@ _RECORDERS: dict[str, Callable[..., RecordedViews]] = {
     "reshape_as": lambda shape, other: _one("reshape", *_sizes_of(other), depends_on_shape=True),
     "select": lambda shape, dim, index: _one("select", _dim(dim, len(shape)), _integer("index", index)),
     "split": _record_split,
-    "split_with_sizes": lambda shape, split_size, dim=0: _record_split(shape, list(split_size), dim),
+    "split_with_sizes": lambda shape, split_size, dim=0: _record_split(shape, _integers("a split size", split_size), dim),
     "squeeze": _record_squeeze,
     "swapaxes": _record_transpose,
     "swapdims": _record_transpose,

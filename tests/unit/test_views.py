@@ -342,6 +342,7 @@ def test_pieces_are_steps_without_the_size_of_the_tensor(name, args, kwargs, ste
         ("chunk", (torch.tensor(2),), {}, "chunks must be an integer, not a Tensor"),
         ("select", (0, np.array(0)), {}, "index must be an integer, not a ndarray"),
         ("narrow", (0, 1.0, 1), {}, "start must be an integer, not a float"),
+        ("split_with_sizes", (None,), {}, "a split size must be an integer, not a NoneType"),
         ("expand_as", ((2, 6),), {}, "other must be a tensor, not a tuple"),
     ],
 )
