@@ -615,6 +615,8 @@ class _Tracer:
         """The views that one call takes of ``tensor``."""
         if not isinstance(tensor, _Tensor):
             _refuse(f"{name} takes a view of a tensor that is not an argument", "Pass the tensor as an argument of the fused function")
+        if name in ("H", "mH", "adjoint") and self.dtype(tensor).is_complex:
+            _refuse(f"{name} of a complex tensor conjugates it", "Use the transpose, and conjugate outside the fused function")
         try:
             recorded = record_view(name, args, kwargs, tensor._shape)
             self.reads_sizes |= recorded.depends_on_shape
