@@ -64,11 +64,11 @@ def plan_call(
     """The kernels for these tensors: views pushed down to the operands, then planned. ``layouts`` are those of every node."""
     pushed = push_views(expr, layouts, [(output.node, position, output.layout) for position, output in enumerate(outputs)])
     operands = []
-    for node, load in zip(pushed.expr.operands, pushed.loads, strict=True):
+    for load in pushed.loads:
         tensor, on_host = tensors[load.operand], tensors[load.operand].device != device
-        offset = load.view.offset * node.dtype.itemsize
+        offset = load.view.offset * tensor.dtype.itemsize
         phase = 0 if on_host else (phase_of(tensor) + offset) % ACCESS_BYTES
-        operands.append(Operand(node.dtype, NodeLayout(load.view.shape, load.view.strides), phase, load.operand, offset, on_host))
+        operands.append(Operand(tensor.dtype, NodeLayout(load.view.shape, load.view.strides), phase, load.operand, offset, on_host))
     targets = []
     for store in pushed.stores:
         output = outputs[store.output]

@@ -161,12 +161,15 @@ class _Lowering:
 
     def run(self) -> Program:
         nodes = self._expr.nodes
-        parameters, scalars, statements = [], [], []
+        parameters: dict[int, Parameter] = {}
+        scalars, statements = [], []
         for number in self._needed_in_order((Load, Number)):
             node = nodes[number]
-            if isinstance(node, Load):
-                parameters.append(Parameter(node.operand, self._names.take(node.name), scalar_type(node.dtype, f"argument {node.name}")))
-                self._values[number] = parameters[-1].name
+            if isinstance(node, Load):  # one operand is one parameter, whatever rank promotion sees
+                if node.operand not in parameters:
+                    row = scalar_type(node.dtype, f"argument {node.name}")
+                    parameters[node.operand] = Parameter(node.operand, self._names.take(node.name), row)
+                self._values[number] = parameters[node.operand].name
             elif isinstance(node, Number):
                 if node.kind is complex:
                     raise DtypeError(
@@ -187,7 +190,7 @@ class _Lowering:
             self._values[number] = name
         results = tuple(self._result(position, store) for position, store in enumerate(self._stores))
         num_functions = sum(self._count_functions(number) for number in self._needed_in_order((Apply,)))
-        return Program(self._expr.name, tuple(parameters), tuple(scalars), tuple(statements), results, num_functions)
+        return Program(self._expr.name, tuple(parameters.values()), tuple(scalars), tuple(statements), results, num_functions)
 
     def _count_functions(self, number: int) -> int:
         node = self._expr.nodes[number]

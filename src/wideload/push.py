@@ -37,7 +37,7 @@ class PushedStore:
 
 @dataclass(frozen=True)
 class PushedExpr:
-    """``expr`` without views: its n-th ``Load`` is ``loads[n]``."""
+    """``expr`` without views: a ``Load`` of its operand ``n`` reads ``loads[n]``."""
 
     expr: Expr
     loads: tuple[PushedLoad, ...]
@@ -67,8 +67,8 @@ def push_views(expr: Expr, layouts: Sequence[NodeLayout], outputs: Sequence[tupl
     return PushedExpr(pushed, tuple(pusher.loads), tuple(stores))
 
 
-_Part = tuple[int, Box, tuple[ViewStep, ...]]
-"""A box of a node, viewed by steps."""
+_Part = tuple[int, Box, tuple[ViewStep, ...], int]
+"""A box of a node, viewed by steps, and the rank that whoever uses it in the expression sees: promotion depends on it."""
 
 
 class _Pusher:
@@ -80,6 +80,7 @@ class _Pusher:
         self.loads: list[PushedLoad] = []
         self._numbers: dict[object, int] = {}
         self._built: dict[_Part, int] = {}
+        self._positions: dict[PushedLoad, int] = {}
         self._edges: list[dict[int, set[int]]] = []
         for number in range(len(expr.nodes)):
             self._edges.append(self._cut(number))
@@ -114,7 +115,7 @@ class _Pusher:
 
     def build(self, number: int, box: Box) -> int:
         """The pushed node for ``box`` of node ``number``. A stack of its own: expressions are deeper than Python's."""
-        wanted: _Part = (number, box, ())
+        wanted: _Part = (number, box, (), len(box))
         stack: list[tuple[_Part, list[_Part], Callable[[list[int]], int]]] = [(wanted, *self._step(*wanted))]
         while stack:
             part, needs, finish = stack[-1]
@@ -126,7 +127,7 @@ class _Pusher:
                 stack.pop()
         return self._built[wanted]
 
-    def _step(self, number: int, box: Box, after: tuple[ViewStep, ...]) -> tuple[list[_Part], Callable[[list[int]], int]]:
+    def _step(self, number: int, box: Box, after: tuple[ViewStep, ...], rank: int) -> tuple[list[_Part], Callable[[list[int]], int]]:
         """The parts that a part is made of, and how it is made of them."""
         node = self._expr.nodes[number]
         match node:
@@ -135,50 +136,50 @@ class _Pusher:
                 for dim, (start, length) in enumerate(box):
                     view = narrowed(view, dim, start, length)
                 view = apply_views(after, view)
-                return [], lambda _: self._load(node, view)
+                return [], lambda _: self._load(node, view, rank)
             case Viewed():
                 whole = tuple((0, size) for size in self._layouts[node.operand].shape)
                 narrows = tuple(ViewStep("narrow", (dim, start, length)) for dim, (start, length) in enumerate(box))
-                return [(node.operand, whole, (*node.steps, *narrows, *after))], _only
+                return [(node.operand, whole, (*node.steps, *narrows, *after), rank)], _only
             case Joined():
                 start, length = box[node.dim]
+                if not length:  # no elements: any operand gives them
+                    return [(node.operands[0], (*box[: node.dim], (0, 0), *box[node.dim + 1 :]), after, rank)], _only
                 for operand in node.operands:
                     size = self._layouts[operand].shape[node.dim]
-                    if size and start + length <= size:
-                        return [(operand, (*box[: node.dim], (start, length), *box[node.dim + 1 :]), after)], _only
+                    if start + length <= size:
+                        return [(operand, (*box[: node.dim], (start, length), *box[node.dim + 1 :]), after, rank)], _only
                     start -= size
                 raise AssertionError("a box lies in one operand of a concatenation")
             case Cast():
-                return [(node.operand, box, after)], lambda built: self._add(replace(node, operand=built[0]))
+                return [(node.operand, box, after, rank)], lambda built: self._add(replace(node, operand=built[0], ndim=rank))
             case Apply():
                 parts = [self._operand(operand, number, box, after) for operand in node.operands]
-                return parts, lambda built: self._add(replace(node, operands=tuple(built)))
+                return parts, lambda built: self._add(replace(node, operands=tuple(built), ndim=rank))
             case _:
                 return [], lambda _: self._add(node)
 
     def _operand(self, number: int, result: int, box: Box, after: tuple[ViewStep, ...]) -> _Part:
         """An operand's part that ``box`` of the result needs, stretched to it where views follow."""
         if isinstance(self._expr.nodes[number], Const | Number):
-            return number, (), ()
+            return number, (), (), 0
         shape, full = self._layouts[number].shape, self._layouts[result].shape
         skip = len(full) - len(shape)
         own = tuple(span if size == full[skip + dim] else (0, size) for dim, (span, size) in enumerate(zip(box[skip:], shape, strict=True)))
         lengths = tuple(length for _, length in box)
         if after and lengths != tuple(length for _, length in own):
             after = (ViewStep("expand", lengths), *after)
-        return number, own, after
+        return number, own, after, len(shape)
 
-    def _load(self, node: Load, view: View) -> int:
+    def _load(self, node: Load, view: View, rank: int) -> int:
         load = PushedLoad(node.operand, view)
-        number = self._numbers.get(load)
-        if number is None:
-            number = self._numbers[load] = len(self.nodes)
-            self.nodes.append(replace(node, operand=len(self.loads), ndim=len(view.shape)))
+        position = self._positions.setdefault(load, len(self.loads))
+        if position == len(self.loads):
             self.loads.append(load)
-        return number
+        return self._add(replace(node, operand=position, ndim=rank))
 
     def _add(self, node: Node) -> int:
-        key = (node, repr(node)) if not isinstance(node, Apply | Cast) else node
+        key = (node, repr(node)) if isinstance(node, Const | Number) else node
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = len(self.nodes)
