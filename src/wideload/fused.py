@@ -43,6 +43,7 @@ class _Call:
     tensors: list[torch.Tensor] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     scalars: list[Any] = field(default_factory=list)
+    entered: dict[int, tuple[int, TensorArg]] = field(default_factory=dict)
     key: list[Any] = field(default_factory=list)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
@@ -216,11 +217,17 @@ class FusedFunction:
         if isinstance(value, torch.Tensor):
             if is_static:
                 raise TraceError(f"static= of {self.__name__} names {name}, which is a tensor; allowed: numbers. Leave it out.")
-            value = _readable(value, name)
-            call.tensors.append(value)
+            position, argument = call.entered.get(id(value), (0, None))
+            if argument is not None:  # one tensor passed twice is one operand, and ``a is b`` holds
+                call.key.append(position)
+                return argument
+            readable = _readable(value, name)
+            argument = TensorArg(name, readable.dtype, tuple(readable.shape), readable.device)
+            call.entered[id(value)] = len(call.tensors), argument
+            call.tensors.append(readable)
             call.names.append(name)
-            call.key.append((value.dtype, value.ndim, value.device))
-            return TensorArg(name, value.dtype, tuple(value.shape), value.device)
+            call.key.append((readable.dtype, readable.ndim, readable.device))
+            return argument
         if isinstance(value, np.generic):
             value = value.item()
         kind = type(value)

@@ -420,6 +420,7 @@ class _Tracer:
         self._numbers: dict[Any, int] = {}
         self._slots = 0
         self._operands: list[_Tensor] = []
+        self._entered: dict[int, _Tensor] = {}
         self._aliased: set[int] = set()  # nodes that views were taken of
         self.same_shapes: list[tuple[int, int]] = []  # what was stored in place, and where
 
@@ -427,9 +428,12 @@ class _Tracer:
 
     def enter(self, leaf: Any) -> Any:
         if isinstance(leaf, TensorArg):
+            if id(leaf) in self._entered:
+                return self._entered[id(leaf)]
             self.device = leaf.device if leaf.device.type != "cpu" or not self._operands else self.device
             node = self._add(Load(len(self._operands), leaf.name, leaf.dtype, len(leaf.shape)))
             self._operands.append(_Tensor(node, leaf.shape))
+            self._entered[id(leaf)] = self._operands[-1]
             return self._operands[-1]
         if isinstance(leaf, NumberArg):
             self._slots += 1

@@ -703,6 +703,13 @@ def test_what_an_argument_is_can_be_asked(function: Callable[..., Any]) -> None:
     assert_same(wl.fuse(function)(X, 2.5), function(X, 2.5))
 
 
+def test_one_tensor_passed_twice_is_one() -> None:
+    f = wl.fuse(lambda a, b: a + 1 if a is b else a - b)
+    assert_same(f(X, X), X + 1)
+    assert_same(f(X, Y), X - Y)
+    assert_same(f(X, X.clone()), X - X)
+
+
 # ---- results
 
 
