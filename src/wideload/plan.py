@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -19,7 +19,7 @@ from wideload.layout import INT31_MAX, Dim, IterSpace, build_space, expand_strid
 from wideload.lower import Program, Store, lower_expr
 from wideload.replay import NodeLayout
 
-__all__ = ["ACCESS_BYTES", "THREADS", "Access", "KernelPlan", "Operand", "Reason", "Target", "Variant", "plan_kernels"]
+__all__ = ["ACCESS_BYTES", "THREADS", "Access", "KernelPlan", "Operand", "Reason", "Target", "Tile", "Variant", "plan_kernels"]
 
 ACCESS_BYTES = 16
 """The widest load or store of one thread on sm_75 to sm_90; wider vectors a thread were slower on H200 (4.28 against 4.33 TB/s)."""
@@ -31,12 +31,24 @@ THREADS = 128
 STRIDED_ELEMENTS = 4
 """Elements that a thread of a strided kernel has in flight: its loads are narrow, so that one would leave the memory idle."""
 
-Family = Literal["dense", "rows", "pitched", "strided"]
+TILE_BYTES = 32768
+"""Shared memory of a block of a ``tile`` kernel, at most: 128 x 128 elements of 2 bytes, with which a transposed copy of bf16 measured
+4.00 TB/s on an H200 (64 x 64: 3.70, 128 x 64: 3.84). Two blocks fit on an SM of every architecture (sm_75 has 64 KiB), four on sm_90,
+where threads are the limit."""
 
-Access = Literal["vector", "realigned", "elements", "row", "uniform", "strided", "value"]
+TILE_THREADS = 512
+"""Threads of such a block, at most: four 16-byte loads each (512 to 1024 threads measured equal on an H200; two blocks of 1024 would
+leave 32 registers a thread)."""
+
+TILE_ACROSS = 8
+"""Accesses along an output's line that a warp of a ``tile`` kernel stores together: 128 bytes of each of four lines."""
+
+Family = Literal["dense", "rows", "pitched", "tile", "strided"]
+
+Access = Literal["vector", "realigned", "elements", "row", "uniform", "strided", "turned", "turned_realigned", "value"]
 """How a kernel reaches an operand: one wide access; aligned words, realigned in registers; one access an element, of an output
-whose address is not aligned as the first output's is; one element a row; one element for all; through its strides; by value (a
-0-dim CPU tensor)."""
+whose address is not aligned as the first output's is; one element a row; one element for all; through its strides; through shared
+memory, where its fast dim is not the outputs' (aligned or realigned); by value (a 0-dim CPU tensor)."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +89,25 @@ class Reason:
 
 
 @dataclass(frozen=True)
+class Tile:
+    """The part of the iteration space that a block of a ``tile`` kernel computes.
+
+    ``columns`` lie along the outputs' fast dim, ``lines`` along that of the operands that are turned. A thread computes ``width``
+    columns, one access of the widest output, of ``depth`` neighbouring lines at a time.
+    """
+
+    columns: int
+    lines: int
+    width: int
+    depth: int
+
+
+@dataclass(frozen=True)
 class Variant:
     """What a kernel's text depends on besides its program.
 
     ``loads`` go with the program's parameters, ``stores`` with its results; ``elements`` is how many a thread computes;
-    ``is_in_place`` forbids the read-only cache.
+    ``is_in_place`` forbids the read-only cache; ``threads`` are those of a block; ``tile`` is a tile kernel's.
     """
 
     family: Family
@@ -91,6 +117,8 @@ class Variant:
     rank: int
     index_bits: Literal[32, 64]
     is_in_place: bool
+    threads: int = THREADS
+    tile: Tile | None = None
 
 
 @dataclass(frozen=True)
@@ -156,15 +184,24 @@ def _plan_kernel(
         _choose_dense(walks)
         or _choose_rows(space, walks, num_inputs)
         or _choose_pitched(space, walks, num_inputs)
+        or _choose_tile(space, walks, num_inputs)
         or _choose_strided(space, walks)
     )
     accesses = iter(choice.accesses)
     load_accesses: list[Access] = ["value" if load.on_host else next(accesses) for load in loads]
     variant = Variant(
-        choice.family, tuple(load_accesses), tuple(accesses), choice.elements, max(1, len(space.dims)), choice.index_bits, is_in_place
+        choice.family,
+        tuple(load_accesses),
+        tuple(accesses),
+        choice.elements,
+        max(1, len(space.dims)),
+        choice.index_bits,
+        is_in_place,
+        choice.threads,
+        choice.tile,
     )
-    grid = -(-choice.num_covered // (THREADS * variant.elements))
-    reasons = [*choice.reasons, Reason("grid", f"{grid} x {THREADS}", "one-shot: a grid-stride loop measured 5 % slower on H200")]
+    grid = -(-choice.num_covered // (variant.threads * variant.elements))
+    reasons = [*choice.reasons, Reason("grid", f"{grid} x {variant.threads}", "one-shot: a grid-stride loop measured 5 % slower on H200")]
     if is_in_place:
         reasons.append(Reason("cache", "coherent loads", "an output is also an input, so the read-only path is not allowed"))
     sources = tuple((load.tensor, load.offset_bytes) for load in loads)
@@ -192,6 +229,10 @@ class _Walk:
         """How many elements its address lies behind an aligned access of ``elements``."""
         return self.phase_bytes % (elements * self.type.itemsize) // self.type.itemsize
 
+    def span(self, sizes: Sequence[int]) -> int:
+        """Elements from its first to its last."""
+        return 1 + sum((size - 1) * stride for size, stride in zip(sizes, self.strides, strict=True))
+
     def beat(self, elements: int) -> tuple[int, ...]:
         """The phase of its first element, and by how much each outer dim shifts it."""
         return (self.phase(elements), *(stride % elements for stride in self.strides[1:]))
@@ -208,6 +249,8 @@ class _Choice:
     num_covered: int
     sizes: tuple[int, ...]
     reasons: tuple[Reason, ...]
+    threads: int = THREADS
+    tile: Tile | None = None
 
 
 def _vector_elements(walks: Sequence[_Walk]) -> tuple[int, Reason]:
@@ -302,14 +345,118 @@ def _row_sizes(space: IterSpace, inputs: Sequence[_Walk], loads: Sequence[Access
     for walk, access in zip(inputs, loads, strict=True):
         numbers += walk.strides[1:] if access != "uniform" else ()
         if access == "realigned":
-            numbers.append(1 + sum((dim.size - 1) * stride for dim, stride in zip(space.dims, walk.strides, strict=True)))
+            numbers.append(walk.span([dim.size for dim in space.dims]))
     return numbers
 
 
 def _realigned(inputs: Sequence[_Walk], loads: Sequence[Access]) -> list[Reason]:
-    names = [walk.name for walk, access in zip(inputs, loads, strict=True) if access == "realigned"]
-    why = "not aligned to the output: aligned words are read and shifted in registers"
+    names = [walk.name for walk, access in zip(inputs, loads, strict=True) if access in ("realigned", "turned_realigned")]
+    why = "not aligned to whole accesses: aligned words are read and shifted in registers"
     return [Reason("realigned", ", ".join(names), why)] if names else []
+
+
+def _choose_tile(space: IterSpace, walks: Sequence[_Walk], num_inputs: int) -> _Choice | None:
+    """Some inputs run along another dim than the outputs, through shared memory; the others along the outputs' rows."""
+    if len(space.dims) < 2 or any(walk.strides[0] != 1 for walk in walks[num_inputs:]):
+        return None
+    across = _turned_dim(walks[:num_inputs])
+    if across is None:
+        return None
+    order = [0, across, *(d for d in range(1, len(space.dims)) if d != across)]
+    dims = [space.dims[d] for d in order]
+    walks = [replace(walk, strides=tuple(walk.strides[d] for d in order)) for walk in walks]
+    inputs, outputs = walks[:num_inputs], walks[num_inputs:]
+    turned = [walk for walk in inputs if walk.strides[0] > 1 and walk.strides[1] == 1]
+    widest = max((walk.type for walk in walks if walk.strides[0] == 1), key=lambda t: t.itemsize)
+    width = ACCESS_BYTES // widest.itemsize
+    tile = _fit_tile(dims[0].size, dims[1].size, width, outputs[0].type.itemsize, [walk.type.itemsize for walk in turned])
+    if tile is None:
+        return None
+    beat = outputs[0].beat(width)
+    is_even = not any(stride % width for stride in outputs[0].strides[1:])
+    pad = beat[0] if is_even else 0
+    loads = tuple(_tile_access(walk, (pad, *beat[1:]) if is_even else None, width) for walk in inputs)
+    stores: tuple[Access, ...] = tuple("vector" if is_even and walk.beat(width) == beat else "elements" for walk in outputs)
+    tiles = (-(-(dims[0].size + pad) // tile.columns), -(-dims[1].size // tile.lines))
+    grid = IterSpace((Dim(tiles[0], ()), Dim(tiles[1], ()), *dims[2:]), math.prod(tiles) * math.prod(dim.size for dim in dims[2:]))
+    bits, index_width = _index_bits(space, walks, space.num_elements)
+    strides: list[int] = []
+    for walk, access in zip(inputs, loads, strict=True):
+        if access != "uniform":
+            strides += [stride for d, stride in enumerate(walk.strides) if d not in _FAST_DIM.get(access, ())]
+        if access in ("realigned", "turned", "turned_realigned"):
+            strides.append(walk.span([dim.size for dim in dims]))
+    strides += [stride for walk in outputs for stride in walk.strides[1:]]
+    threads = min(TILE_THREADS, tile.columns * tile.lines // (width * tile.depth))
+    names = ", ".join(walk.name for walk in turned)
+    reasons = [
+        Reason("family", "tile", f"{names} runs along another dim than the output: turned in shared memory"),
+        Reason(
+            "tile",
+            f"{tile.columns} x {tile.lines}",
+            f"{tile.columns * outputs[0].type.itemsize}-byte runs of the output, {tile.lines * turned[0].type.itemsize}-byte runs of "
+            f"{turned[0].name}, {sum(walk.type.itemsize for walk in turned) * tile.columns * tile.lines} bytes of shared memory",
+        ),
+        Reason("elements an access", str(width), f"{ACCESS_BYTES} bytes of the widest operand along the output ({widest.name})"),
+        index_width,
+        *_realigned(inputs, loads),
+    ]
+    if "elements" in stores:
+        reasons.append(Reason("stores", "elements", "an output's lines are not all aligned as the first one's first is"))
+    if "strided" in loads:
+        reasons.append(Reason("loads", "strided", "an operand runs along neither dim of the tile: one element an access"))
+    elements = tile.columns * tile.lines // threads
+    runtime = (dims[0].size, dims[1].size, pad, *_divisions(grid, 32), *strides)
+    num_covered = grid.num_elements * tile.columns * tile.lines
+    return _Choice("tile", (*loads, *stores), elements, bits, num_covered, runtime, tuple(reasons), threads, tile)
+
+
+_FAST_DIM: dict[Access, tuple[int, ...]] = {"turned": (1,), "turned_realigned": (1,), "vector": (0,), "realigned": (0,), "row": (0,)}
+"""The dims of a tile along which the stride is known: 1, or 0 of a row's one element."""
+
+
+def _turned_dim(inputs: Sequence[_Walk]) -> int | None:
+    """The dim along which most bytes of the inputs run that do not run along the innermost."""
+    weights: dict[int, int] = {}
+    for walk in inputs:
+        if walk.strides[0] > 1 and 1 in walk.strides:
+            dim = walk.strides.index(1)
+            weights[dim] = weights.get(dim, 0) + walk.type.itemsize
+    return max(weights, key=lambda dim: weights[dim], default=None)
+
+
+def _tile_access(walk: _Walk, beat: tuple[int, ...] | None, width: int) -> Access:
+    """How a tile reads an input, where the first output's aligned accesses lie on ``beat``; ``None``: on another in each line."""
+    if walk.is_uniform:
+        return "uniform"
+    if walk.strides[0] > 1 and walk.strides[1] == 1:
+        own = ACCESS_BYTES // walk.type.itemsize
+        return "turned_realigned" if walk.phase(own) or any(s % own for d, s in enumerate(walk.strides) if d != 1) else "turned"
+    if walk.strides[0] > 1:
+        return "strided"
+    if walk.strides[0] == 0:
+        return "row"
+    return "vector" if walk.beat(width) == beat else "realigned"
+
+
+def _fit_tile(num_columns: int, num_lines: int, width: int, out_bytes: int, turned_bytes: Sequence[int]) -> Tile | None:
+    """The largest tile within ``TILE_BYTES``, its runs in the output and in the turned operands of about the same length.
+
+    ``None`` where the space is smaller than half the smallest tile: 128 bytes of the output by one access of each turned operand.
+    """
+    depth = min(max(1, 4 // min(turned_bytes)), ACCESS_BYTES // max(turned_bytes))
+    least_columns, least_lines = TILE_ACROSS * width, max(ACCESS_BYTES // min(turned_bytes), 4 * depth)
+    most_columns, most_lines = 1 << (num_columns - 1).bit_length(), 1 << (num_lines - 1).bit_length()
+    fitting = []
+    for columns in (1 << k for k in range(least_columns.bit_length() - 1, max(most_columns, least_columns).bit_length())):
+        for lines in (1 << k for k in range(least_lines.bit_length() - 1, max(most_lines, least_lines).bit_length())):
+            if columns * lines * sum(turned_bytes) <= TILE_BYTES and all(width * lines * size >= 8 * ACCESS_BYTES for size in turned_bytes):
+                run, turned_run = columns * out_bytes, lines * max(turned_bytes)
+                fitting.append((columns * lines, -max(run, turned_run) // min(run, turned_run), lines, columns))
+    if not fitting or 2 * num_columns < least_columns or 2 * num_lines < least_lines:
+        return None
+    _, _, lines, columns = max(fitting)
+    return Tile(columns, lines, width, depth)
 
 
 def _choose_strided(space: IterSpace, walks: Sequence[_Walk]) -> _Choice:
