@@ -40,6 +40,9 @@ TILE_THREADS = 512
 """Threads of such a block, at most: four 16-byte loads each (512 to 1024 threads measured equal on an H200; two blocks of 1024 would
 leave 32 registers a thread)."""
 
+TILE_BLOCKS = 2
+"""Blocks an SM that the registers of such a kernel must leave room for, 64 a thread: while one waits for its loads, the other stores."""
+
 TILE_ACROSS = 8
 """Accesses along an output's line that a warp of a ``tile`` kernel stores together: 128 bytes of each of four lines."""
 
@@ -93,13 +96,15 @@ class Tile:
     """The part of the iteration space that a block of a ``tile`` kernel computes.
 
     ``columns`` lie along the outputs' fast dim, ``lines`` along that of the operands that are turned. A thread computes ``width``
-    columns, one access of the widest output, of ``depth`` neighbouring lines at a time.
+    columns, one access of the widest output, of ``depth`` neighbouring lines at a time. Where the outputs' lines are not aligned alike,
+    the accesses of each line begin up to ``width - 1`` columns before the tile, and ``halo`` columns more of turned operands are loaded.
     """
 
     columns: int
     lines: int
     width: int
     depth: int
+    halo: int = 0
 
 
 @dataclass(frozen=True)
@@ -374,10 +379,10 @@ def _choose_tile(space: IterSpace, walks: Sequence[_Walk], num_inputs: int) -> _
         return None
     beat = outputs[0].beat(width)
     is_even = not any(stride % width for stride in outputs[0].strides[1:])
-    pad = beat[0] if is_even else 0
-    loads = tuple(_tile_access(walk, (pad, *beat[1:]) if is_even else None, width) for walk in inputs)
-    stores: tuple[Access, ...] = tuple("vector" if is_even and walk.beat(width) == beat else "elements" for walk in outputs)
-    tiles = (-(-(dims[0].size + pad) // tile.columns), -(-dims[1].size // tile.lines))
+    tile = tile if is_even else replace(tile, halo=width)
+    loads = tuple(_tile_access(walk, beat, width) for walk in inputs)
+    stores: tuple[Access, ...] = tuple("vector" if walk.beat(width) == beat else "elements" for walk in outputs)
+    tiles = (-(-(dims[0].size + (beat[0] if is_even else width - 1)) // tile.columns), -(-dims[1].size // tile.lines))
     grid = IterSpace((Dim(tiles[0], ()), Dim(tiles[1], ()), *dims[2:]), math.prod(tiles) * math.prod(dim.size for dim in dims[2:]))
     bits, index_width = _index_bits(space, walks, space.num_elements)
     strides: list[int] = []
@@ -401,12 +406,15 @@ def _choose_tile(space: IterSpace, walks: Sequence[_Walk], num_inputs: int) -> _
         index_width,
         *_realigned(inputs, loads),
     ]
+    if tile.halo:
+        why = f"the output's lines are not aligned alike: each begins its accesses anew, {width} more columns are loaded"
+        reasons.append(Reason("halo", str(tile.halo), why))
     if "elements" in stores:
-        reasons.append(Reason("stores", "elements", "an output's lines are not all aligned as the first one's first is"))
+        reasons.append(Reason("stores", "elements", "an output is not aligned as the first one is"))
     if "strided" in loads:
         reasons.append(Reason("loads", "strided", "an operand runs along neither dim of the tile: one element an access"))
     elements = tile.columns * tile.lines // threads
-    runtime = (dims[0].size, dims[1].size, pad, *_divisions(grid, 32), *strides)
+    runtime = (dims[0].size, dims[1].size, beat[0], *_divisions(grid, 32), *strides)
     num_covered = grid.num_elements * tile.columns * tile.lines
     return _Choice("tile", (*loads, *stores), elements, bits, num_covered, runtime, tuple(reasons), threads, tile)
 
@@ -425,8 +433,8 @@ def _turned_dim(inputs: Sequence[_Walk]) -> int | None:
     return max(weights, key=lambda dim: weights[dim], default=None)
 
 
-def _tile_access(walk: _Walk, beat: tuple[int, ...] | None, width: int) -> Access:
-    """How a tile reads an input, where the first output's aligned accesses lie on ``beat``; ``None``: on another in each line."""
+def _tile_access(walk: _Walk, beat: tuple[int, ...], width: int) -> Access:
+    """How a tile reads an input, where the first output's aligned accesses lie on ``beat``."""
     if walk.is_uniform:
         return "uniform"
     if walk.strides[0] > 1 and walk.strides[1] == 1:

@@ -6,183 +6,267 @@ lines and everything else along the columns, 16 bytes a thread and access on bot
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from wideload.emit.element import element_call
 from wideload.emit.signature import emit_head, emit_uniform
 from wideload.lower import Parameter, Program
-from wideload.plan import ACCESS_BYTES, Access, Tile, Variant
+from wideload.plan import ACCESS_BYTES, Access, Variant
 
 __all__ = ["emit_tile"]
 
 _TURNED = ("turned", "turned_realigned")
+_REGISTER_BYTES = 4
+_REGISTERS_IN_FLIGHT = 48
+"""Registers of a thread that may wait for loads at once. Operands that are not turned are read before the barrier as far as that goes,
+and behind it from there on: more, and ptxas spills at the 64 registers that leave room for two blocks."""
 
 
 def emit_tile(program: Program, variant: Variant) -> str:
     """The kernel's text. Blocks whose tile is full have no bounds; the others use whole accesses as far as these are inside."""
-    assert variant.tile is not None
-    tile, rank, threads = variant.tile, variant.rank, variant.threads
-    index, unsigned = ("int", "unsigned") if variant.index_bits == 32 else ("long long", "unsigned long long")
-    loads = list(zip(program.parameters, variant.loads, strict=True))
-    turned = [(p, access) for p, access in loads if access in _TURNED]
-    direct = [(p, access) for p, access in loads if access in ("vector", "realigned", "row", "strided")]
-    stores = list(zip(program.results, variant.stores, strict=True))
-    passes = tile.columns * tile.lines // (tile.width * tile.depth * threads)
+    return _TileText(program, variant).emit()
 
-    shape = f"{tile.columns}, {tile.lines}, {threads}"
-    num_accesses = tile.columns * tile.lines // tile.width
 
-    body = [
-        *_locate(tile, rank, index),
-        f"const bool is_full = column0 >= 0 && column0 + {tile.columns} <= ({index})size0 && line0 + {tile.lines} <= ({index})size1;",
-        *emit_uniform(program, variant),
-    ]
-    for name in (*(p.name for p, _ in (*turned, *direct)), *(r.name for r in program.results)):
-        steps = " + ".join(f"at{d} * ({unsigned}){name}_stride{d}" for d in range(2, rank))
-        body.append(f"const {unsigned} {name}_at = {steps or 0};")
-    for p, _ in turned:
-        num_chunks = tile.columns * tile.lines // _own(p)
-        body.append(f"__shared__ vec<{p.type.storage}, {_own(p)}> {p.name}_tile[{num_chunks}];")
-        body.append(f"vec<{p.type.storage}, {_own(p)}> {p.name}_v[{-(-num_chunks // threads)}];")
+class _TileText:
+    """The stages of one kernel, each a list of lines. ``m`` counts a thread's accesses, ``d`` the lines of one, ``e`` its elements."""
 
-    def place(number: str, depth: int) -> list[str]:
-        return [
-            f"const int i = {number};",
-            f"const {index} column = column0 + tile_column<{tile.columns}, {tile.width}>(i);",
-            f"const {index} line = line0 + tile_line<{tile.columns}, {tile.width}, {depth}>(i);",
+    def __init__(self, program: Program, variant: Variant) -> None:
+        assert variant.tile is not None
+        self.program, self.variant, self.tile = program, variant, variant.tile
+        self.index, self.unsigned = ("int", "unsigned") if variant.index_bits == 32 else ("long long", "unsigned long long")
+        self.loads = list(zip(program.parameters, variant.loads, strict=True))
+        self.turned = [(p, access) for p, access in self.loads if access in _TURNED]
+        self.num_loaded = self.tile.columns + self.tile.halo
+        self.passes = self.tile.columns * self.tile.lines // (self.tile.width * self.tile.depth * variant.threads)
+        self.early, self.late = self._split_direct()
+
+    def _num_chunks(self, p: Parameter) -> int:
+        """16-byte chunks of a turned operand's tile."""
+        return self.num_loaded * self.tile.lines // _own(p)
+
+    def _passes_of(self, p: Parameter) -> int:
+        """Chunks of it that a thread loads."""
+        return -(-self._num_chunks(p) // self.variant.threads)
+
+    def _split_direct(self) -> tuple[list[tuple[Parameter, Access]], list[tuple[Parameter, Access]]]:
+        """The operands that are not turned: those read before the barrier, those read behind it."""
+        chunk = ACCESS_BYTES // _REGISTER_BYTES
+        in_flight = sum(chunk * self._passes_of(p) * (1 if access == "turned" else 2) for p, access in self.turned)
+        early, late = [], []
+        for p, access in self.loads:
+            if access in ("vector", "realigned", "row", "strided"):
+                elements = self.passes * self.tile.depth * (1 if access == "row" else self.tile.width)
+                in_flight += -(-elements * p.type.itemsize // _REGISTER_BYTES) * (2 if access == "realigned" else 1)
+                (early if in_flight <= _REGISTERS_IN_FLIGHT else late).append((p, access))
+        return early, late
+
+    def emit(self) -> str:
+        tile, threads = self.tile, self.variant.threads
+        body = [*self._locate(), *emit_uniform(self.program, self.variant)]
+        for name in (*(p.name for p, access in self.loads if access not in ("uniform", "value")), *(r.name for r in self.program.results)):
+            steps = " + ".join(f"at{d} * ({self.unsigned}){name}_stride{d}" for d in range(2, self.variant.rank))
+            body.append(f"const {self.unsigned} {name}_at = {steps or 0};")
+        body.append(f"const bool is_full = {self._is_full()};")
+        for p, _ in self.turned:
+            body.append(f"__shared__ vec<{p.type.storage}, {_own(p)}> {p.name}_tile[{self._num_chunks(p)}];")
+            body.append(f"vec<{p.type.storage}, {_own(p)}> {p.name}_v[{self._passes_of(p)}];")
+
+        number = f"threadIdx.x + m * {threads}"
+        body += ["if (is_full) {  // whole accesses, no bounds", *_indent(self._declare(self.early, f"[{self.passes}][{tile.depth}]"))]
+        if self.early:
+            loads = [self._line(), *(self._load_whole(p, access, "[m][d]") for p, access in self.early)]
+            body += _indent(_unrolled("m", self.passes, [self._place(number, tile.depth), *_unrolled("d", tile.depth, loads)]))
+        body += [f"    load_lines<{self._shape()}, {_is_aligned(how)}>({self._source(p)});" for p, how in self.turned]
+        body += [f"    store_lines<{self._shape()}, {tile.width}>({p.name}_tile, {p.name}_v);" for p, _ in self.turned]
+        body.append("    __syncthreads();")
+        access = [self._place(number, tile.depth), *self._declare(self.late, f"[{tile.depth}]")]
+        if self.late:
+            loads = [self._line(), *(self._load_whole(p, how, "[d]") for p, how in self.late)]
+            access += _unrolled("d", tile.depth, loads)
+        line = [self._line(), *(self._gather_line() if tile.halo else ()), *self._compute(), *self._store_whole()]
+        access += [*(self._gather_access() if not tile.halo else ()), *_unrolled("d", tile.depth, line)]
+        body += _indent(_unrolled("m", self.passes, access))
+
+        body.append("} else {  // a tile at an edge: one line at a time, and bounds")
+        for p, how in self.turned:
+            bounds = f"({self.index})size0, ({self.index})size1, {_ends(p)}"
+            body.append(f"    fill_lines<{self._shape()}, {tile.width}, {_is_aligned(how)}>({p.name}_tile, {self._source(p)}, {bounds});")
+        body += ["    __syncthreads();", "#pragma unroll 1"]
+        body.append(f"    for (unsigned k = threadIdx.x; k < {tile.columns * tile.lines // tile.width}; k += {threads}) {{")
+        direct = [*self.early, *self.late]
+        line = [self._place("k", 1), "const int d = 0;", self._line(), f"if (line >= ({self.index})size1) continue;"]
+        line += [*self._declare(direct, ""), *(self._load_inside(p, access) for p, access in direct)]
+        line += [*self._gather_line(), *self._compute(is_edge=True), *self._store_inside()]
+        body += [*_indent(_indent(line)), "    }", "}"]
+        text = "\n".join(_indent(body))
+        return f"{emit_head(self.program, self.variant, self._sizes())}\n{{\n{text}\n}}"
+
+    def _sizes(self) -> list[str]:
+        """The names of the run-time integers, in the plan's order."""
+        rank = self.variant.rank
+        sizes = ["size0", "size1", "phase"]
+        for d in range(rank - 1):
+            sizes += [f"tiles{d}" if d < 2 else f"size{d}", f"multiplier{d}", f"shift{d}"]
+        for p, access in self.loads:
+            if access not in ("uniform", "value"):
+                known = {"strided": None, "turned": 1, "turned_realigned": 1}.get(access, 0)
+                sizes += [f"{p.name}_stride{d}" for d in range(rank) if d != known]
+            if access in ("realigned", *_TURNED):
+                sizes.append(f"{p.name}_span")
+        return sizes + [f"{r.name}_stride{d}" for r in self.program.results for d in range(1, rank)]
+
+    # Where a block and a thread are
+
+    def _locate(self) -> list[str]:
+        """Take the block's number apart: its first column and line, and its coordinates along the other dims."""
+        lines, rest, at = [], "blockIdx.x", []
+        for d in range(self.variant.rank - 1):
+            lines.append(f"const unsigned rest{d} = divide_u31({rest}, multiplier{d}, shift{d});")
+            at.append(f"{rest} - rest{d} * (unsigned){'tiles' if d < 2 else 'size'}{d}")
+            rest = f"rest{d}"
+        at.append(rest)
+        shift = "" if self.tile.halo else f" - ({self.index})phase"  # the first access of every line reaches before it
+        lines.append(f"const {self.index} column0 = ({self.index})({at[0]}) * {self.tile.columns}{shift};")
+        lines.append(f"const {self.index} line0 = ({self.index})({at[1]}) * {self.tile.lines};")
+        return lines + [f"const unsigned at{d} = {at[d]};" for d in range(2, self.variant.rank)]
+
+    def _is_full(self) -> str:
+        """The tile is inside, and so are the aligned words that realigned operands are read as."""
+        tile, u = self.tile, self.unsigned
+        conditions = [
+            f"column0 >= {tile.halo} && column0 + {tile.columns} <= ({self.index})size0",
+            f"line0 + {tile.lines} <= ({self.index})size1",
         ]
+        first_column, last_column = f"({u})(column0 - {tile.halo})", f"({u})(column0 + {tile.columns - 1})"
+        first_line, last_line = f"({u})line0", f"({u})(line0 + {tile.lines - 1})"
+        for p, access in self.loads:
+            if access == "turned_realigned":
+                stride, reach = f"({u}){p.name}_stride0", _own(p)
+                first, last = f"{first_column} * {stride} + {first_line}", f"{last_column} * {stride} + {last_line}"
+            elif access == "realigned":
+                stride, reach = f"({u}){p.name}_stride1", tile.width
+                first, last = f"{first_line} * {stride} + {first_column}", f"{last_line} * {stride} + {last_column}"
+            else:
+                continue
+            conditions.append(f"{p.name}_at + {first} >= {reach} && {p.name}_at + {last} + {reach} < ({u}){p.name}_span")
+        return "\n        && ".join(conditions)
 
-    def declare_direct(dims: str) -> list[str]:
-        vectors = ((p, p.type.storage if access == "row" else f"vec<{p.type.storage}, {tile.width}>") for p, access in direct)
-        return [f"{of} {p.name}_v{dims};" for p, of in vectors]
+    def _place(self, number: str, depth: int) -> str:
+        """Access ``number`` of the block, in its tile."""
+        shape = f"{self.tile.columns}, {self.tile.width}"
+        return f"const unsigned i = {number}, across = tile_column<{shape}>(i), along = tile_line<{shape}, {depth}>(i);"
 
-    def compute(held: str, is_full: bool) -> list[str]:
-        operands = [_element(p, access, held) for p, access in loads]
-        lines = [f"{r.type.compute} {r.name}_v[{tile.width}];" for r in program.results]
-        lines += _unrolled("e", tile.width, [element_call(program, operands, [f"{r.name}_v[e]" for r in program.results])])
-        for r, how in stores:
-            at = f"{r.name}_at + ({unsigned})(line + d) * ({unsigned}){r.name}_stride1"
-            whole = f"store_{how}({r.name}_data + ({at} + ({unsigned})column), {r.name}_v);"
-            some = f"store_some({r.name}_data + ({at}), column, size0, {r.name}_v);"
-            lines.append(whole if is_full else some if how == "elements" else f"if ({_inside(tile, index)}) {whole} else {some}")
+    def _line(self) -> str:
+        """Line ``d`` of the access and its first column, in the operands."""
+        beat, skew = self.program.results[0].name, ""
+        if self.tile.halo:
+            at = f"{beat}_at + ({self.unsigned})line * ({self.unsigned}){beat}_stride1 + ({self.unsigned})phase"
+            skew = f" - ({self.index})(({at}) % {self.tile.width})"
+        return f"const {self.index} line = line0 + ({self.index})along + d, column = column0 + ({self.index})across{skew};"
+
+    def _is_inside(self) -> str:
+        return f"column >= 0 && column + {self.tile.width} <= ({self.index})size0"
+
+    def _line_of(self, name: str) -> str:
+        return f"{name}_at + ({self.unsigned})line * ({self.unsigned}){name}_stride1"
+
+    # Turned operands
+
+    def _shape(self) -> str:
+        return f"{self.num_loaded}, {self.tile.lines}, {self.variant.threads}"
+
+    def _source(self, p: Parameter) -> str:
+        """What both functions that load a tile take: registers, the operand, where the tile begins in it."""
+        column = f"column0 - {self.tile.halo}" if self.tile.halo else "column0"
+        return f"{p.name}_v, {p.name}_data + {p.name}_at, ({self.unsigned}){p.name}_stride0, {column}, line0"
+
+    def _gather_access(self) -> list[str]:
+        """All lines of an access, a column at a time."""
+        tile = self.tile
+        load = f"load_turned<{tile.lines}, {tile.width}, {tile.depth}>"
+        lines = [f"const unsigned turn = tile_turn(across / {tile.width});"]
+        lines += [f"vec<{p.type.storage}, {tile.depth}> {p.name}_r[{tile.width}];" for p, _ in self.turned]
+        return lines + _unrolled(
+            "e", tile.width, [f"{p.name}_r[e] = {load}({p.name}_tile, across + e, along, turn);" for p, _ in self.turned]
+        )
+
+    def _gather_line(self) -> list[str]:
+        """One line of an access."""
+        tile = self.tile
+        at = f"(unsigned)(column - column0){f' + {tile.halo}' if tile.halo else ''}, along + d"
+        lines = [f"vec<{p.type.storage}, 1> {p.name}_r[{tile.width}];" for p, _ in self.turned]
+        return lines + [f"gather_line<{tile.lines}, {tile.width}>({p.name}_r, {p.name}_tile, {at});" for p, _ in self.turned]
+
+    # Operands that run along the outputs
+
+    def _declare(self, operands: Sequence[tuple[Parameter, Access]], dims: str) -> list[str]:
+        types = [p.type.storage if access == "row" else f"vec<{p.type.storage}, {self.tile.width}>" for p, access in operands]
+        return [f"{of} {p.name}_v{dims};" for of, (p, _) in zip(types, operands, strict=True)]
+
+    def _load_whole(self, p: Parameter, access: Access, held: str) -> str:
+        line = self._line_of(p.name)
+        match access:
+            case "row":
+                return f"{p.name}_v{held} = {p.name}_data[{line}];"
+            case "strided":
+                return f"{p.name}_v{held} = load_apart<{self.tile.width}>({p.name}_data + ({line}), column, size0, {p.name}_stride0);"
+            case _:
+                how = "shifted" if access == "realigned" else "vector"
+                return f"{p.name}_v{held} = load_{how}<{self.tile.width}>({p.name}_data + ({line} + ({self.unsigned})column));"
+
+    def _load_inside(self, p: Parameter, access: Access) -> str:
+        """At an edge: the whole access where it is inside, its elements that are where it is not."""
+        if access in ("row", "strided"):
+            return self._load_whole(p, access, "")
+        line, width = self._line_of(p.name), self.tile.width
+        ends = f", {_ends(p)}" if access == "realigned" else ""
+        whole = f"{p.name}_v = load_{access}<{width}>({p.name}_data + ({line} + ({self.unsigned})column){ends});"
+        return f"if ({self._is_inside()}) {whole} else {p.name}_v = load_within<{width}>({p.name}_data + ({line}), column, size0);"
+
+    # Results
+
+    def _compute(self, *, is_edge: bool = False) -> list[str]:
+        """One line of an access."""
+        held = {p.name: "" if is_edge else "[m][d]" for p, _ in self.early} | {p.name: "" if is_edge else "[d]" for p, _ in self.late}
+        line = "0" if is_edge or self.tile.halo else "d"
+        operands = []
+        for p, access in self.loads:
+            match access:
+                case "uniform" | "value":
+                    operands.append(p.name)
+                case "turned" | "turned_realigned":
+                    operands.append(f"widen({p.name}_r[e].get({line}))")
+                case "row":
+                    operands.append(f"widen({p.name}_v{held[p.name]})")
+                case _:
+                    operands.append(f"widen({p.name}_v{held[p.name]}.get(e))")
+        lines = [f"{r.type.compute} {r.name}_v[{self.tile.width}];" for r in self.program.results]
+        results = [f"{r.name}_v[e]" for r in self.program.results]
+        return lines + _unrolled("e", self.tile.width, [element_call(self.program, operands, results)])
+
+    def _store_whole(self) -> list[str]:
+        stores = zip(self.program.results, self.variant.stores, strict=True)
+        return [f"store_{how}({r.name}_data + ({self._line_of(r.name)} + ({self.unsigned})column), {r.name}_v);" for r, how in stores]
+
+    def _store_inside(self) -> list[str]:
+        lines = []
+        for r, whole, how in zip(self.program.results, self._store_whole(), self.variant.stores, strict=True):
+            some = f"store_some({r.name}_data + ({self._line_of(r.name)}), column, size0, {r.name}_v);"
+            lines.append(some if how == "elements" else f"if ({self._is_inside()}) {whole} else {some}")
         return lines
-
-    def gather(depth: int) -> list[str]:
-        lines = [f"const int turn = tile_turn(int(column - column0) / {tile.width});"]
-        lines += [f"vec<{p.type.storage}, {depth}> {p.name}_r[{tile.width}];" for p, _ in turned]
-        at = f"<{tile.lines}, {tile.width}, {depth}>"
-        where = "int(column - column0) + e, int(line - line0), turn"
-        return lines + _unrolled("e", tile.width, [f"{p.name}_r[e] = load_turned{at}({p.name}_tile, {where});" for p, _ in turned])
-
-    numbers = place(f"threadIdx.x + m * {threads}", tile.depth)
-    full = declare_direct(f"[{passes}][{tile.depth}]")
-    if direct:
-        each = [_load_direct(p, access, tile, unsigned, "[m][d]") for p, access in direct]
-        full += _unrolled("m", passes, [*numbers, *_unrolled("d", tile.depth, each)])
-    for p, access in turned:
-        how, ends = ("load_lines", "") if access == "turned" else ("load_lines_realigned", f", {_ends(p)}")
-        full.append(f"{how}<{shape}>({p.name}_v, {p.name}_data + {p.name}_at, column0, line0, ({unsigned}){p.name}_stride0{ends});")
-    full += [f"store_lines<{shape}, {tile.width}>({p.name}_tile, {p.name}_v);" for p, _ in turned]
-    full.append("__syncthreads();")
-    full += _unrolled("m", passes, [*numbers, *gather(tile.depth), *_unrolled("d", tile.depth, compute("[m][d]", True))])
-
-    edge = [
-        f"fill_lines<{shape}, {tile.width}>({p.name}_tile, {p.name}_v, {p.name}_data + {p.name}_at, column0, line0, "
-        f"({index})size0, ({index})size1, ({unsigned}){p.name}_stride0, {_ends(p)});"
-        for p, _ in turned
-    ]
-    one = [*place("k", 1), "const int d = 0;", f"if (line >= ({index})size1) continue;", *declare_direct("")]
-    one += [_load_direct_at_edge(p, access, tile, index, unsigned) for p, access in direct]
-    one += [*gather(1), *compute("", False)]
-    edge += [
-        "__syncthreads();",
-        "#pragma unroll 1",
-        f"for (int k = threadIdx.x; k < {num_accesses}; k += {threads}) {{",
-        *_indent(one),
-        "}",
-    ]
-
-    body += ["if (is_full) {  // whole accesses, no bounds", *_indent(full), "} else {  // a tile at an edge", *_indent(edge), "}"]
-    text = "\n".join(line if line.startswith("#") else f"    {line}" for line in body)
-    return f"{emit_head(program, variant, _sizes(program, variant))}\n{{\n{text}\n}}"
-
-
-def _sizes(program: Program, variant: Variant) -> list[str]:
-    """The names of the run-time integers, in the plan's order."""
-    rank = variant.rank
-    sizes = ["size0", "size1", "pad"]
-    for d in range(rank - 1):
-        sizes += [f"tiles{d}" if d < 2 else f"size{d}", f"multiplier{d}", f"shift{d}"]
-    for p, access in zip(program.parameters, variant.loads, strict=True):
-        if access in ("uniform", "value"):
-            continue
-        known = {"strided": None, "turned": 1, "turned_realigned": 1}.get(access, 0)
-        sizes += [f"{p.name}_stride{d}" for d in range(rank) if d != known]
-        if access in ("realigned", *_TURNED):
-            sizes.append(f"{p.name}_span")
-    return sizes + [f"{r.name}_stride{d}" for r in program.results for d in range(1, rank)]
-
-
-def _locate(tile: Tile, rank: int, index: str) -> list[str]:
-    """Statements that take the block's number apart: its first column and line, and its coordinates along the other dims."""
-    lines, rest, at = [], "blockIdx.x", []
-    for d in range(rank - 1):
-        lines.append(f"const unsigned rest{d} = divide_u31({rest}, multiplier{d}, shift{d});")
-        at.append(f"{rest} - rest{d} * (unsigned){'tiles' if d < 2 else 'size'}{d}")
-        rest = f"rest{d}"
-    at.append(rest)
-    lines.append(f"const {index} column0 = ({index})({at[0]}) * {tile.columns} - ({index})pad;")
-    lines.append(f"const {index} line0 = ({index})({at[1]}) * {tile.lines};")
-    return lines + [f"const unsigned at{d} = {at[d]};" for d in range(2, rank)]
 
 
 def _own(p: Parameter) -> int:
-    """Elements of one access of its own."""
+    """Elements of one access along the operand's own fast dim."""
     return ACCESS_BYTES // p.type.itemsize
+
+
+def _is_aligned(access: Access) -> str:
+    return "true" if access == "turned" else "false"
 
 
 def _ends(p: Parameter) -> str:
     return f"{p.name}_data, {p.name}_data + {p.name}_span"
-
-
-def _inside(tile: Tile, index: str) -> str:
-    return f"column >= 0 && column + {tile.width} <= ({index})size0"
-
-
-def _element(p: Parameter, access: Access, held: str) -> str:
-    """Element ``e`` of line ``d`` of an operand."""
-    match access:
-        case "uniform" | "value":
-            return p.name
-        case "row":
-            return f"widen({p.name}_v{held})"
-        case "turned" | "turned_realigned":
-            return f"widen({p.name}_r[e].get(d))"
-        case _:
-            return f"widen({p.name}_v{held}.get(e))"
-
-
-def _line_of(p: Parameter, unsigned: str) -> str:
-    return f"{p.name}_at + ({unsigned})(line + d) * ({unsigned}){p.name}_stride1"
-
-
-def _load_direct(p: Parameter, access: Access, tile: Tile, unsigned: str, held: str) -> str:
-    """A load of an operand that is not turned, of an access that is whole."""
-    line = _line_of(p, unsigned)
-    match access:
-        case "row":
-            return f"{p.name}_v{held} = {p.name}_data[{line}];"
-        case "strided":
-            return f"{p.name}_v{held} = load_apart<{tile.width}>({p.name}_data + ({line}), column, size0, {p.name}_stride0);"
-        case _:
-            ends = f", {_ends(p)}" if access == "realigned" else ""
-            return f"{p.name}_v{held} = load_{access}<{tile.width}>({p.name}_data + ({line} + ({unsigned})column){ends});"
-
-
-def _load_direct_at_edge(p: Parameter, access: Access, tile: Tile, index: str, unsigned: str) -> str:
-    whole = _load_direct(p, access, tile, unsigned, "")
-    if access in ("row", "strided"):
-        return whole
-    some = f"{p.name}_v = load_within<{tile.width}>({p.name}_data + ({_line_of(p, unsigned)}), column, size0);"
-    return f"if ({_inside(tile, index)}) {whole} else {some}"
 
 
 def _unrolled(variable: str, count: int, statements: list[str]) -> list[str]:
