@@ -61,6 +61,11 @@ template <int N, class T> DEVICE vec<T, N> load_apart(const T* p, long long i, l
     return v;
 }
 
+// Every access of a tile goes through one of these.
+template <class V> DEVICE V read_tile(const V* p) { return *p; }
+
+template <class V> DEVICE void write_tile(V* p, const V& v) { *p = v; }
+
 // The chunks of a tile that a thread loads, every threads-th; a thread that has none left loads the last one again. All are inside the
 // operand, and so are the aligned accesses that they lie in.
 template <int columns, int lines, int threads, bool is_aligned, class T, int N, int K, class I, class U>
@@ -82,7 +87,7 @@ template <int columns, int lines, int threads, int width, class T, int N, int K>
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         const unsigned i = threadIdx.x + k * threads;
-        if ((k + 1) * threads <= total || i < total) tile[tile_place<chunks>(i / chunks, i % chunks, tile_turn(i / chunks / width))] = v[k];
+        if ((k + 1) * threads <= total || i < total) write_tile(tile + tile_place<chunks>(i / chunks, i % chunks, tile_turn(i / chunks / width)), v[k]);
     }
 }
 
@@ -102,20 +107,20 @@ DEVICE void fill_lines(vec<T, N>* tile, vec<T, N> (&v)[K], const T* p, U stride,
     for (int k = 0; k < K; ++k) {
         const unsigned i = threadIdx.x + k * threads;
         const I column = column0 + (I)(i / chunks), line = line0 + (I)(i % chunks * N);
-        if (i < total && column >= 0 && column < size0 && line + N <= size1) tile[tile_place<chunks>(i / chunks, i % chunks, tile_turn(i / chunks / width))] = v[k];
+        if (i < total && column >= 0 && column < size0 && line + N <= size1) write_tile(tile + tile_place<chunks>(i / chunks, i % chunks, tile_turn(i / chunks / width)), v[k]);
     }
 #pragma unroll 1
     for (unsigned i = threadIdx.x; i < total; i += threads) {
         const I column = column0 + (I)(i / chunks), line = line0 + (I)(i % chunks * N);
         if (column >= 0 && column < size0 && line < size1 && line + N > size1)
-            tile[tile_place<chunks>(i / chunks, i % chunks, tile_turn(i / chunks / width))] = load_within<N>(p + (U)column * stride, line, size1);
+            write_tile(tile + tile_place<chunks>(i / chunks, i % chunks, tile_turn(i / chunks / width)), load_within<N>(p + (U)column * stride, line, size1));
     }
 }
 
 // The elements of `depth` neighbouring lines at one column of a tile, in one access.
 template <int lines, int width, int depth, class T, int N> DEVICE vec<T, depth> load_turned(const vec<T, N>* tile, unsigned column, unsigned line, unsigned turn)
 {
-    return reinterpret_cast<const vec<T, depth>*>(tile + tile_place<lines / N>(column, line / N, turn))[line % N / depth];
+    return read_tile(reinterpret_cast<const vec<T, depth>*>(tile + tile_place<lines / N>(column, line / N, turn)) + line % N / depth);
 }
 
 // A number whose making the compiler does not look through: it would move a choice between two addresses to before their
@@ -140,7 +145,7 @@ template <int lines, int width, class T, int N> DEVICE void gather_line(vec<T, 1
 #pragma unroll
         for (int e = 0; e < width; ++e) {
             const char* at = reinterpret_cast<const char*>(tile) + (skip < width - e ? low_at : high_at) + e * lines * sizeof(T);
-            r[e] = *reinterpret_cast<const vec<T, 1>*>(at);
+            r[e] = read_tile(reinterpret_cast<const vec<T, 1>*>(at));
         }
     } else {
 #pragma unroll
