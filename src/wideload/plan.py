@@ -43,6 +43,10 @@ leave 32 registers a thread)."""
 TILE_BLOCKS = 2
 """Blocks an SM that the registers of such a kernel must leave room for, 64 a thread: while one waits for its loads, the other stores."""
 
+TILE_GROUP = 8
+"""Tiles along the lines that neighbouring blocks take before they step along the columns: the blocks that run at a time then read runs
+of several tiles as well as write them (2 KiB each at 256 bytes a tile)."""
+
 TILE_ACROSS = 8
 """Accesses along an output's line that a warp of a ``tile`` kernel stores together: 128 bytes of each of four lines."""
 
@@ -98,6 +102,7 @@ class Tile:
     ``columns`` lie along the outputs' fast dim, ``lines`` along that of the operands that are turned. A thread computes ``width``
     columns, one access of the widest output, of ``depth`` neighbouring lines at a time. Where the outputs' lines are not aligned alike,
     the accesses of each line begin up to ``width - 1`` columns before the tile, and ``halo`` columns more of turned operands are loaded.
+    ``is_whole`` says that sizes and addresses leave no access that is partly outside.
     """
 
     columns: int
@@ -105,6 +110,7 @@ class Tile:
     width: int
     depth: int
     halo: int = 0
+    is_whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -378,12 +384,18 @@ def _choose_tile(space: IterSpace, walks: Sequence[_Walk], num_inputs: int) -> _
     if tile is None:
         return None
     beat = outputs[0].beat(width)
-    is_even = not any(stride % width for stride in outputs[0].strides[1:])
-    tile = tile if is_even else replace(tile, halo=width)
     loads = tuple(_tile_access(walk, beat, width) for walk in inputs)
     stores: tuple[Access, ...] = tuple("vector" if walk.beat(width) == beat else "elements" for walk in outputs)
-    tiles = (-(-(dims[0].size + (beat[0] if is_even else width - 1)) // tile.columns), -(-dims[1].size // tile.lines))
-    grid = IterSpace((Dim(tiles[0], ()), Dim(tiles[1], ()), *dims[2:]), math.prod(tiles) * math.prod(dim.size for dim in dims[2:]))
+    if any(stride % width for stride in outputs[0].strides[1:]):
+        tile = replace(tile, halo=width)
+    elif not any(access in ("realigned", "turned_realigned", "elements") for access in (*loads, *stores)) and not beat[0]:
+        is_cut = dims[0].size % width or any(dims[1].size * walk.type.itemsize % ACCESS_BYTES for walk in turned)
+        tile = replace(tile, is_whole=not is_cut)
+    num_across = -(-(dims[0].size + (width - 1 if tile.halo else beat[0])) // tile.columns)
+    num_along = -(-dims[1].size // tile.lines)
+    num_groups = -(-num_along // TILE_GROUP)
+    blocks = [-(-num_along // num_groups), num_across, num_groups, *(dim.size for dim in dims[2:])]
+    grid = IterSpace(tuple(Dim(size, ()) for size in blocks), math.prod(blocks))
     bits, index_width = _index_bits(space, walks, space.num_elements)
     strides: list[int] = []
     for walk, access in zip(inputs, loads, strict=True):

@@ -208,7 +208,8 @@ def with_recorder(source: str, threads: int) -> str:
     source = re.sub(r"template <class V> DEVICE (V read_tile|void write_tile)\(.*\n", "", source)
     source = source.replace("DEVICE unsigned tile_turn(", RECORDER + "\nDEVICE unsigned tile_turn(")
     source = source.replace("_tile(\n", "_tile(\n    long long* log,\n", 1)
-    source = source.replace("    if (is_full) {", f"    {start};\n    *log_at++ = is_full;\n    if (is_full) {{")
+    source = re.sub(r"if \(line0 >= .*\n", rf"\g<0>    {start};\n    *log_at++ = 1;\n", source)
+    source = re.sub(r"} else {  // a tile at an edge.*\n", r"\g<0>    log_at[-1] = 0;\n", source)
     return source.replace("__syncthreads();", f"__syncthreads();\n    {start} + {LOG // 2};")
 
 
@@ -274,7 +275,8 @@ def test_the_main_path_is_wide(dtype: torch.dtype, arch: str) -> None:
     for f, args in ((copy, (even.t(),)), (add, (even.t(), even)), (copy, (odd.t(),))):
         kernel = PlannedKernel(kernel_of(f, *args, out=torch.empty_like(args[0].mT)).plan, arch)
         compiled = kernel.compiled
-        assert {access.width_bits for access in main_path(compiled.code, kernel.source)} == {128}
+        marker = f"{kernel.name}(" if "is_full" not in kernel.source else "if (is_full)"  # the kernel has no other path
+        assert {access.width_bits for access in main_path(compiled.code, kernel.source, marker=marker)} == {128}
         assert (compiled.spill_store_bytes, compiled.spill_load_bytes) == (0, 0)
         assert compiled.registers <= 64  # two blocks of 512 threads an SM
         assert compiled.shared_bytes <= 48 * 1024
@@ -289,7 +291,7 @@ def test_the_main_path_is_wide(dtype: torch.dtype, arch: str) -> None:
         ("__syncthreads();", ""),
         ("tile_turn(i / chunks / width)), v[k]", "tile_turn(i / chunks / width + 1)), v[k]"),
         ("(skip < width - e ? low_at : high_at)", "low_at"),
-        ("line + N > size1)", "false)"),
+        ("(line + N > size1 ||", "("),
         ("% 8)", "% 8 + 1)"),
     ],
     ids=["no barrier", "another turn", "one turn for all", "no ends of lines", "another alignment"],

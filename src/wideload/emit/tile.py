@@ -52,7 +52,8 @@ class _TileText:
         """The operands that are not turned: those read before the barrier, those read behind it."""
         chunk = ACCESS_BYTES // _REGISTER_BYTES
         in_flight = sum(chunk * self._passes_of(p) * (1 if access == "turned" else 2) for p, access in self.turned)
-        early, late = [], []
+        early: list[tuple[Parameter, Access]] = []
+        late: list[tuple[Parameter, Access]] = []
         for p, access in self.loads:
             if access in ("vector", "realigned", "row", "strided"):
                 elements = self.passes * self.tile.depth * (1 if access == "row" else self.tile.width)
@@ -61,52 +62,72 @@ class _TileText:
         return early, late
 
     def emit(self) -> str:
-        tile, threads = self.tile, self.variant.threads
         body = [*self._locate(), *emit_uniform(self.program, self.variant)]
         for name in (*(p.name for p, access in self.loads if access not in ("uniform", "value")), *(r.name for r in self.program.results)):
             steps = " + ".join(f"at{d} * ({self.unsigned}){name}_stride{d}" for d in range(2, self.variant.rank))
             body.append(f"const {self.unsigned} {name}_at = {steps or 0};")
-        body.append(f"const bool is_full = {self._is_full()};")
         for p, _ in self.turned:
             body.append(f"__shared__ vec<{p.type.storage}, {_own(p)}> {p.name}_tile[{self._num_chunks(p)}];")
             body.append(f"vec<{p.type.storage}, {_own(p)}> {p.name}_v[{self._passes_of(p)}];")
+        if self.tile.is_whole:
+            body += self._whole_accesses()
+        else:
+            body += [f"const bool is_full = {self._is_full()};", "if (is_full) {  // whole accesses, no bounds"]
+            body += [*_indent(self._whole_accesses()), "} else {  // a tile at an edge: one line at a time, and bounds"]
+            body += [*_indent(self._single_lines()), "}"]
+        text = "\n".join(_indent(body))
+        return f"{emit_head(self.program, self.variant, self._sizes())}\n{{\n{text}\n}}"
 
-        number = f"threadIdx.x + m * {threads}"
-        body += ["if (is_full) {  // whole accesses, no bounds", *_indent(self._declare(self.early, f"[{self.passes}][{tile.depth}]"))]
+    def _whole_accesses(self) -> list[str]:
+        """The main path. Where the variant leaves no access that is cut, it is all of the kernel, and an access is in or out."""
+        tile = self.tile
+        place = self._place(f"threadIdx.x + m * {self.variant.threads}", tile.depth)
+        body = self._declare(self.early, f"[{self.passes}][{tile.depth}]")
         if self.early:
             loads = [self._line(), *(self._load_whole(p, access, "[m][d]") for p, access in self.early)]
-            body += _indent(_unrolled("m", self.passes, [self._place(number, tile.depth), *_unrolled("d", tile.depth, loads)]))
-        body += [f"    load_lines<{self._shape()}, {_is_aligned(how)}>({self._source(p)});" for p, how in self.turned]
-        body += [f"    store_lines<{self._shape()}, {tile.width}>({p.name}_tile, {p.name}_v);" for p, _ in self.turned]
-        body.append("    __syncthreads();")
-        access = [self._place(number, tile.depth), *self._declare(self.late, f"[{tile.depth}]")]
+            body += _unrolled("m", self.passes, [place, *_unrolled("d", tile.depth, loads)])
+        for p, access in self.turned:
+            if tile.is_whole:
+                bounds = f"({self.index})size0, ({self.index})size1"
+                body.append(f"load_lines_inside<{self._shape()}>({self._source(p)}, {bounds});")
+            else:
+                body.append(f"load_lines<{self._shape()}, {_is_aligned(access)}>({self._source(p)});")
+        body += [f"store_lines<{self._shape()}, {tile.width}>({p.name}_tile, {p.name}_v);" for p, _ in self.turned]
+        body.append("__syncthreads();")
+        each = [place, *self._declare(self.late, f"[{tile.depth}]")]
         if self.late:
-            loads = [self._line(), *(self._load_whole(p, how, "[d]") for p, how in self.late)]
-            access += _unrolled("d", tile.depth, loads)
-        line = [self._line(), *(self._gather_line() if tile.halo else ()), *self._compute(), *self._store_whole()]
-        access += [*(self._gather_access() if not tile.halo else ()), *_unrolled("d", tile.depth, line)]
-        body += _indent(_unrolled("m", self.passes, access))
+            loads = [self._line(), *(self._load_whole(p, access, "[d]") for p, access in self.late)]
+            each += _unrolled("d", tile.depth, loads)
+        guard = "if (is_inside) " if tile.is_whole else ""
+        line = [
+            self._line(),
+            *(self._gather_line() if tile.halo else ()),
+            *self._compute(),
+            *(guard + store for store in self._store_whole()),
+        ]
+        each += [*(self._gather_access() if not tile.halo else ()), *_unrolled("d", tile.depth, line)]
+        return body + _unrolled("m", self.passes, each)
 
-        body.append("} else {  // a tile at an edge: one line at a time, and bounds")
+    def _single_lines(self) -> list[str]:
+        """A tile that is partly outside."""
+        tile, threads = self.tile, self.variant.threads
+        body = []
         for p, how in self.turned:
             bounds = f"({self.index})size0, ({self.index})size1, {_ends(p)}"
-            body.append(f"    fill_lines<{self._shape()}, {tile.width}, {_is_aligned(how)}>({p.name}_tile, {self._source(p)}, {bounds});")
-        body += ["    __syncthreads();", "#pragma unroll 1"]
-        body.append(f"    for (unsigned k = threadIdx.x; k < {tile.columns * tile.lines // tile.width}; k += {threads}) {{")
+            body.append(f"fill_lines<{self._shape()}, {tile.width}, {_is_aligned(how)}>({p.name}_tile, {self._source(p)}, {bounds});")
         direct = [*self.early, *self.late]
         line = [self._place("k", 1), "const int d = 0;", self._line(), f"if (line >= ({self.index})size1) continue;"]
         line += [*self._declare(direct, ""), *(self._load_inside(p, access) for p, access in direct)]
         line += [*self._gather_line(), *self._compute(is_edge=True), *self._store_inside()]
-        body += [*_indent(_indent(line)), "    }", "}"]
-        text = "\n".join(_indent(body))
-        return f"{emit_head(self.program, self.variant, self._sizes())}\n{{\n{text}\n}}"
+        loop = f"for (unsigned k = threadIdx.x; k < {tile.columns * tile.lines // tile.width}; k += {threads}) {{"
+        return [*body, "__syncthreads();", "#pragma unroll 1", loop, *_indent(line), "}"]
 
     def _sizes(self) -> list[str]:
         """The names of the run-time integers, in the plan's order."""
         rank = self.variant.rank
         sizes = ["size0", "size1", "phase"]
-        for d in range(rank - 1):
-            sizes += [f"tiles{d}" if d < 2 else f"size{d}", f"multiplier{d}", f"shift{d}"]
+        for d in range(rank):
+            sizes += [f"tiles{d}" if d < 3 else f"size{d - 1}", f"multiplier{d}", f"shift{d}"]
         for p, access in self.loads:
             if access not in ("uniform", "value"):
                 known = {"strided": None, "turned": 1, "turned_realigned": 1}.get(access, 0)
@@ -118,17 +139,18 @@ class _TileText:
     # Where a block and a thread are
 
     def _locate(self) -> list[str]:
-        """Take the block's number apart: its first column and line, and its coordinates along the other dims."""
+        """Take the block's number apart: along the lines of a group, along the columns, groups of lines, the other dims."""
         lines, rest, at = [], "blockIdx.x", []
-        for d in range(self.variant.rank - 1):
+        for d in range(self.variant.rank):
             lines.append(f"const unsigned rest{d} = divide_u31({rest}, multiplier{d}, shift{d});")
-            at.append(f"{rest} - rest{d} * (unsigned){'tiles' if d < 2 else 'size'}{d}")
+            at.append(f"{rest} - rest{d} * (unsigned){f'tiles{d}' if d < 3 else f'size{d - 1}'}")
             rest = f"rest{d}"
         at.append(rest)
-        shift = "" if self.tile.halo else f" - ({self.index})phase"  # the first access of every line reaches before it
-        lines.append(f"const {self.index} column0 = ({self.index})({at[0]}) * {self.tile.columns}{shift};")
-        lines.append(f"const {self.index} line0 = ({self.index})({at[1]}) * {self.tile.lines};")
-        return lines + [f"const unsigned at{d} = {at[d]};" for d in range(2, self.variant.rank)]
+        shift = "" if self.tile.halo else f" - ({self.index})phase"  # with a halo, each line's accesses begin before it
+        lines.append(f"const {self.index} column0 = ({self.index})({at[1]}) * {self.tile.columns}{shift};")
+        lines.append(f"const {self.index} line0 = ({self.index})(({at[2]}) * (unsigned)tiles0 + {at[0]}) * {self.tile.lines};")
+        lines.append(f"if (line0 >= ({self.index})size1) return;  // groups are of one size")
+        return lines + [f"const unsigned at{d} = {at[d + 1]};" for d in range(2, self.variant.rank)]
 
     def _is_full(self) -> str:
         """The tile is inside, and so are the aligned words that realigned operands are read as."""
@@ -162,7 +184,10 @@ class _TileText:
         if self.tile.halo:
             at = f"{beat}_at + ({self.unsigned})line * ({self.unsigned}){beat}_stride1 + ({self.unsigned})phase"
             skew = f" - ({self.index})(({at}) % {self.tile.width})"
-        return f"const {self.index} line = line0 + ({self.index})along + d, column = column0 + ({self.index})across{skew};"
+        line = f"const {self.index} line = line0 + ({self.index})along + d, column = column0 + ({self.index})across{skew};"
+        if self.tile.is_whole:
+            line += f" const bool is_inside = line < ({self.index})size1 && column < ({self.index})size0;"
+        return line
 
     def _is_inside(self) -> str:
         return f"column >= 0 && column + {self.tile.width} <= ({self.index})size0"
@@ -204,15 +229,18 @@ class _TileText:
         return [f"{of} {p.name}_v{dims};" for of, (p, _) in zip(types, operands, strict=True)]
 
     def _load_whole(self, p: Parameter, access: Access, held: str) -> str:
-        line = self._line_of(p.name)
+        """A whole access; of the operand's first elements instead where the variant may have it outside."""
+        line, column = self._line_of(p.name), f"({self.unsigned})column"
+        at = line if access in ("row", "strided") else f"{line} + {column}"
+        at = f"(is_inside ? {at} : 0)" if self.tile.is_whole else f"({at})"
         match access:
             case "row":
-                return f"{p.name}_v{held} = {p.name}_data[{line}];"
+                return f"{p.name}_v{held} = {p.name}_data[{at}];"
             case "strided":
-                return f"{p.name}_v{held} = load_apart<{self.tile.width}>({p.name}_data + ({line}), column, size0, {p.name}_stride0);"
+                return f"{p.name}_v{held} = load_apart<{self.tile.width}>({p.name}_data + {at}, column, size0, {p.name}_stride0);"
             case _:
                 how = "shifted" if access == "realigned" else "vector"
-                return f"{p.name}_v{held} = load_{how}<{self.tile.width}>({p.name}_data + ({line} + ({self.unsigned})column));"
+                return f"{p.name}_v{held} = load_{how}<{self.tile.width}>({p.name}_data + {at});"
 
     def _load_inside(self, p: Parameter, access: Access) -> str:
         """At an edge: the whole access where it is inside, its elements that are where it is not."""

@@ -80,6 +80,19 @@ DEVICE void load_lines(vec<T, N> (&v)[K], const T* p, U stride, I column0, I lin
     }
 }
 
+// The same, of an operand of size0 columns of size1 elements in which no chunk is cut: instead of one outside, the first is loaded.
+template <int columns, int lines, int threads, class T, int N, int K, class I, class U>
+DEVICE void load_lines_inside(vec<T, N> (&v)[K], const T* p, U stride, I column0, I line0, I size0, I size1)
+{
+    const unsigned chunks = lines / N;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+        const unsigned i = threadIdx.x + k * threads;
+        const I column = column0 + (I)(i / chunks), line = line0 + (I)(i % chunks * N);
+        v[k] = load_vector<N>(p + (column < size0 && line < size1 ? (U)column * stride + (U)line : 0));
+    }
+}
+
 // What load_lines loaded, to shared memory.
 template <int columns, int lines, int threads, int width, class T, int N, int K> DEVICE void store_lines(vec<T, N>* tile, const vec<T, N> (&v)[K])
 {
@@ -91,28 +104,34 @@ template <int columns, int lines, int threads, int width, class T, int N, int K>
     }
 }
 
-// Both, of a tile that is partly outside the operand's size0 columns of size1 elements: whole chunks first, then those with an end in them.
+// Both, of a tile that is partly outside the operand's size0 columns of size1 elements: first the chunks that can be loaded whole,
+// then the others, element by element.
 template <int columns, int lines, int threads, int width, bool is_aligned, class T, int N, int K, class I, class U>
 DEVICE void fill_lines(vec<T, N>* tile, vec<T, N> (&v)[K], const T* p, U stride, I column0, I line0, I size0, I size1, const T* begin, const T* end)
 {
     const unsigned chunks = lines / N, total = columns * chunks;
+    bool is_whole[K];
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         const unsigned i = threadIdx.x + k * threads;
         const I column = column0 + (I)(i / chunks), line = line0 + (I)(i % chunks * N);
         const T* at = p + ((U)column * stride + (U)line);
-        if (i < total && column >= 0 && column < size0 && line + N <= size1) v[k] = is_aligned ? load_vector<N>(at) : load_realigned<N>(at, begin, end);
+        is_whole[k] = i < total && column >= 0 && column < size0 && line + N <= size1;
+        if (!is_aligned) is_whole[k] = is_whole[k] && at - begin >= N && end - at >= 2 * N;
+        if (is_whole[k]) v[k] = is_aligned ? load_vector<N>(at) : load_shifted<N>(at);
     }
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         const unsigned i = threadIdx.x + k * threads;
-        const I column = column0 + (I)(i / chunks), line = line0 + (I)(i % chunks * N);
-        if (i < total && column >= 0 && column < size0 && line + N <= size1) write_tile(tile + tile_place<chunks>(i / chunks, i % chunks, tile_turn(i / chunks / width)), v[k]);
+        if (is_whole[k]) write_tile(tile + tile_place<chunks>(i / chunks, i % chunks, tile_turn(i / chunks / width)), v[k]);
     }
 #pragma unroll 1
-    for (unsigned i = threadIdx.x; i < total; i += threads) {
+    for (int k = 0; k < K; ++k) {
+        const unsigned i = threadIdx.x + k * threads;
         const I column = column0 + (I)(i / chunks), line = line0 + (I)(i % chunks * N);
-        if (column >= 0 && column < size0 && line < size1 && line + N > size1)
+        const T* at = p + ((U)column * stride + (U)line);
+        const bool is_inside = i < total && column >= 0 && column < size0 && line < size1;
+        if (is_inside && (line + N > size1 || (!is_aligned && (at - begin < N || end - at < 2 * N))))
             write_tile(tile + tile_place<chunks>(i / chunks, i % chunks, tile_turn(i / chunks / width)), load_within<N>(p + (U)column * stride, line, size1));
     }
 }
