@@ -34,7 +34,7 @@ STRIDED_ELEMENTS = 4
 TILE_BYTES = 32768
 """Shared memory of a block of a ``tile`` kernel, at most: 128 x 128 elements of 2 bytes, with which a transposed copy of bf16 measured
 4.00 TB/s on an H200 (64 x 64: 3.70, 128 x 64: 3.84). Two blocks fit on an SM of every architecture (sm_75 has 64 KiB), four on sm_90,
-where threads are the limit."""
+where threads are the limit. A halo adds up to an eighth."""
 
 TILE_THREADS = 512
 """Threads of such a block, at most: four 16-byte loads each (512 to 1024 threads measured equal on an H200; two blocks of 1024 would
@@ -370,19 +370,20 @@ def _choose_tile(space: IterSpace, walks: Sequence[_Walk], num_inputs: int) -> _
     """Some inputs run along another dim than the outputs, through shared memory; the others along the outputs' rows."""
     if len(space.dims) < 2 or any(walk.strides[0] != 1 for walk in walks[num_inputs:]):
         return None
-    across = _turned_dim(walks[:num_inputs])
-    if across is None:
+    widest = max((walk.type for walk in walks if walk.strides[0] == 1), key=lambda t: t.itemsize)
+    width = ACCESS_BYTES // widest.itemsize
+    for across in _turned_dims(walks[:num_inputs]):
+        turned = [walk for walk in walks[:num_inputs] if walk.strides[0] > 1 and walk.strides[across] == 1]
+        turned_bytes = [walk.type.itemsize for walk in turned]
+        tile = _fit_tile(space.dims[0].size, space.dims[across].size, width, walks[num_inputs].type.itemsize, turned_bytes)
+        if tile:
+            break
+    else:
         return None
     order = [0, across, *(d for d in range(1, len(space.dims)) if d != across)]
     dims = [space.dims[d] for d in order]
     walks = [replace(walk, strides=tuple(walk.strides[d] for d in order)) for walk in walks]
     inputs, outputs = walks[:num_inputs], walks[num_inputs:]
-    turned = [walk for walk in inputs if walk.strides[0] > 1 and walk.strides[1] == 1]
-    widest = max((walk.type for walk in walks if walk.strides[0] == 1), key=lambda t: t.itemsize)
-    width = ACCESS_BYTES // widest.itemsize
-    tile = _fit_tile(dims[0].size, dims[1].size, width, outputs[0].type.itemsize, [walk.type.itemsize for walk in turned])
-    if tile is None:
-        return None
     beat = outputs[0].beat(width)
     loads = tuple(_tile_access(walk, beat, width) for walk in inputs)
     stores: tuple[Access, ...] = tuple("vector" if walk.beat(width) == beat else "elements" for walk in outputs)
@@ -435,14 +436,14 @@ _FAST_DIM: dict[Access, tuple[int, ...]] = {"turned": (1,), "turned_realigned": 
 """The dims of a tile along which the stride is known: 1, or 0 of a row's one element."""
 
 
-def _turned_dim(inputs: Sequence[_Walk]) -> int | None:
-    """The dim along which most bytes of the inputs run that do not run along the innermost."""
+def _turned_dims(inputs: Sequence[_Walk]) -> list[int]:
+    """The dims along which inputs run that do not run along the innermost, those of most bytes first."""
     weights: dict[int, int] = {}
     for walk in inputs:
         if walk.strides[0] > 1 and 1 in walk.strides:
             dim = walk.strides.index(1)
             weights[dim] = weights.get(dim, 0) + walk.type.itemsize
-    return max(weights, key=lambda dim: weights[dim], default=None)
+    return sorted(weights, key=lambda dim: -weights[dim])
 
 
 def _tile_access(walk: _Walk, beat: tuple[int, ...], width: int) -> Access:
@@ -462,6 +463,7 @@ def _tile_access(walk: _Walk, beat: tuple[int, ...], width: int) -> Access:
 def _fit_tile(num_columns: int, num_lines: int, width: int, out_bytes: int, turned_bytes: Sequence[int]) -> Tile | None:
     """The largest tile within ``TILE_BYTES``, its runs in the output and in the turned operands of about the same length.
 
+    Of an output that is wider than the turned operands, twice as many bytes at most: 128 a thread.
     ``None`` where the space is smaller than half the smallest tile: 128 bytes of the output by one access of each turned operand.
     """
     depth = min(max(1, 4 // min(turned_bytes)), ACCESS_BYTES // max(turned_bytes))
@@ -470,7 +472,9 @@ def _fit_tile(num_columns: int, num_lines: int, width: int, out_bytes: int, turn
     fitting = []
     for columns in (1 << k for k in range(least_columns.bit_length() - 1, max(most_columns, least_columns).bit_length())):
         for lines in (1 << k for k in range(least_lines.bit_length() - 1, max(most_lines, least_lines).bit_length())):
-            if columns * lines * sum(turned_bytes) <= TILE_BYTES and all(width * lines * size >= 8 * ACCESS_BYTES for size in turned_bytes):
+            if columns * lines * max(sum(turned_bytes), out_bytes // 2) <= TILE_BYTES and all(
+                width * lines * size >= 8 * ACCESS_BYTES for size in turned_bytes
+            ):
                 run, turned_run = columns * out_bytes, lines * max(turned_bytes)
                 fitting.append((columns * lines, -max(run, turned_run) // min(run, turned_run), lines, columns))
     if not fitting or 2 * num_columns < least_columns or 2 * num_lines < least_lines:

@@ -118,6 +118,18 @@ def test_permuted_copies(shape: tuple[int, ...], order: tuple[int, ...]) -> None
     assert check(copy, tensor(*shape, dtype=f32).permute(order)).tile is not None
 
 
+def test_more_lines_than_a_group_of_tiles() -> None:
+    """Nine tiles are two groups of five: the last block has nothing to do. Batches follow."""
+    kernel = kernel_of(copy, tensor(2, 70, 576, dtype=f64).mT, out=torch.empty(2, 576, 70, dtype=f64))
+    assert kernel.plan.grid == 2 * 10 * 2
+    check(copy, tensor(2, 70, 576, dtype=f64).mT)
+
+
+def test_an_output_of_other_width() -> None:
+    for to, dtype in ((f64, i8), (f32, bf16), (bf16, f32), (i8, f64)):
+        check(wl.fuse(lambda x, to=to: x.to(to), name="cast"), tensor(140, 260, dtype=dtype).nan_to_num(0).mT)
+
+
 def test_random_permutations() -> None:
     draw = random.Random(20)
     for number in range(9):
