@@ -406,34 +406,43 @@ def _choose_tile(space: IterSpace, walks: Sequence[_Walk], num_inputs: int) -> _
             strides.append(walk.span([dim.size for dim in dims]))
     strides += [stride for walk in outputs for stride in walk.strides[1:]]
     threads = min(TILE_THREADS, tile.columns * tile.lines // (width * tile.depth))
-    names = ", ".join(walk.name for walk in turned)
-    reasons = [
-        Reason("family", "tile", f"{names} runs along another dim than the output: turned in shared memory"),
-        Reason(
-            "tile",
-            f"{tile.columns} x {tile.lines}",
-            f"{tile.columns * outputs[0].type.itemsize}-byte runs of the output, {tile.lines * turned[0].type.itemsize}-byte runs of "
-            f"{turned[0].name}, {sum(walk.type.itemsize for walk in turned) * tile.columns * tile.lines} bytes of shared memory",
-        ),
-        Reason("elements an access", str(width), f"{ACCESS_BYTES} bytes of the widest operand along the output ({widest.name})"),
-        index_width,
-        *_realigned(inputs, loads),
-    ]
-    if tile.halo:
-        why = f"the output's lines are not aligned alike: each begins its accesses anew, {width} more columns are loaded"
-        reasons.append(Reason("halo", str(tile.halo), why))
-    if "elements" in stores:
-        reasons.append(Reason("stores", "elements", "an output is not aligned as the first one is"))
-    if "strided" in loads:
-        reasons.append(Reason("loads", "strided", "an operand runs along neither dim of the tile: one element an access"))
     elements = tile.columns * tile.lines // threads
     runtime = (dims[0].size, dims[1].size, beat[0], *_divisions(grid, 32), *strides)
     num_covered = grid.num_elements * tile.columns * tile.lines
-    return _Choice("tile", (*loads, *stores), elements, bits, num_covered, runtime, tuple(reasons), threads, tile)
+    why = f"{ACCESS_BYTES} bytes of the widest operand along the output ({widest.name})"
+    reasons = (*_tile_reasons(tile, turned, outputs[0]), Reason("elements an access", str(width), why), index_width)
+    reasons += (*_realigned(inputs, loads), *_narrow_reasons(loads, stores))
+    return _Choice("tile", (*loads, *stores), elements, bits, num_covered, runtime, reasons, threads, tile)
 
 
 _FAST_DIM: dict[Access, tuple[int, ...]] = {"turned": (1,), "turned_realigned": (1,), "vector": (0,), "realigned": (0,), "row": (0,)}
 """The dims of a tile along which the stride is known: 1, or 0 of a row's one element."""
+
+
+def _tile_reasons(tile: Tile, turned: Sequence[_Walk], output: _Walk) -> list[Reason]:
+    names = ", ".join(walk.name for walk in turned)
+    num_elements = (tile.columns + tile.halo) * tile.lines
+    why = (
+        f"{tile.columns * output.type.itemsize}-byte runs of the output, {tile.lines * turned[0].type.itemsize}-byte runs of "
+        f"{turned[0].name}, {sum(walk.type.itemsize for walk in turned) * num_elements} bytes of shared memory"
+    )
+    reasons = [
+        Reason("family", "tile", f"{names} runs along another dim than the output: turned in shared memory"),
+        Reason("tile", f"{tile.columns} x {tile.lines}", why),
+    ]
+    if tile.halo:
+        why = f"the output's lines are not aligned alike: each begins its accesses anew, {tile.halo} more columns are loaded"
+        reasons.append(Reason("halo", str(tile.halo), why))
+    return reasons
+
+
+def _narrow_reasons(loads: Sequence[Access], stores: Sequence[Access]) -> list[Reason]:
+    reasons = []
+    if "elements" in stores:
+        reasons.append(Reason("stores", "elements", "an output is not aligned as the first one is"))
+    if "strided" in loads:
+        reasons.append(Reason("loads", "strided", "an operand runs along neither dim of the tile: one element an access"))
+    return reasons
 
 
 def _turned_dims(inputs: Sequence[_Walk]) -> list[int]:

@@ -82,9 +82,9 @@ class _TileText:
         """The main path. Where the variant leaves no access that is cut, it is all of the kernel, and an access is in or out."""
         tile = self.tile
         place = self._place(f"threadIdx.x + m * {self.variant.threads}", tile.depth)
-        body = self._declare(self.early, f"[{self.passes}][{tile.depth}]")
+        body = ["// everything that is read, in flight at once", *self._declare(self.early, f"[{self.passes}][{tile.depth}]")]
         if self.early:
-            loads = [self._line(), *(self._load_whole(p, access, "[m][d]") for p, access in self.early)]
+            loads = [*self._line(), *(self._load_whole(p, access, "[m][d]") for p, access in self.early)]
             body += _unrolled("m", self.passes, [place, *_unrolled("d", tile.depth, loads)])
         for p, access in self.turned:
             if tile.is_whole:
@@ -94,13 +94,14 @@ class _TileText:
                 body.append(f"load_lines<{self._shape()}, {_is_aligned(access)}>({self._source(p)});")
         body += [f"store_lines<{self._shape()}, {tile.width}>({p.name}_tile, {p.name}_v);" for p, _ in self.turned]
         body.append("__syncthreads();")
+        body.append("// results, along the columns")
         each = [place, *self._declare(self.late, f"[{tile.depth}]")]
         if self.late:
-            loads = [self._line(), *(self._load_whole(p, access, "[d]") for p, access in self.late)]
+            loads = [*self._line(), *(self._load_whole(p, access, "[d]") for p, access in self.late)]
             each += _unrolled("d", tile.depth, loads)
         guard = "if (is_inside) " if tile.is_whole else ""
         line = [
-            self._line(),
+            *self._line(),
             *(self._gather_line() if tile.halo else ()),
             *self._compute(),
             *(guard + store for store in self._store_whole()),
@@ -116,7 +117,7 @@ class _TileText:
             bounds = f"({self.index})size0, ({self.index})size1, {_ends(p)}"
             body.append(f"fill_lines<{self._shape()}, {tile.width}, {_is_aligned(how)}>({p.name}_tile, {self._source(p)}, {bounds});")
         direct = [*self.early, *self.late]
-        line = [self._place("k", 1), "const int d = 0;", self._line(), f"if (line >= ({self.index})size1) continue;"]
+        line = [self._place("k", 1), "const int d = 0;", *self._line(), f"if (line >= ({self.index})size1) continue;"]
         line += [*self._declare(direct, ""), *(self._load_inside(p, access) for p, access in direct)]
         line += [*self._gather_line(), *self._compute(is_edge=True), *self._store_inside()]
         loop = f"for (unsigned k = threadIdx.x; k < {tile.columns * tile.lines // tile.width}; k += {threads}) {{"
@@ -140,7 +141,7 @@ class _TileText:
 
     def _locate(self) -> list[str]:
         """Take the block's number apart: along the lines of a group, along the columns, groups of lines, the other dims."""
-        lines, rest, at = [], "blockIdx.x", []
+        lines, rest, at = ["// which tile"], "blockIdx.x", []
         for d in range(self.variant.rank):
             lines.append(f"const unsigned rest{d} = divide_u31({rest}, multiplier{d}, shift{d});")
             at.append(f"{rest} - rest{d} * (unsigned){f'tiles{d}' if d < 3 else f'size{d - 1}'}")
@@ -178,16 +179,19 @@ class _TileText:
         shape = f"{self.tile.columns}, {self.tile.width}"
         return f"const unsigned i = {number}, across = tile_column<{shape}>(i), along = tile_line<{shape}, {depth}>(i);"
 
-    def _line(self) -> str:
+    def _line(self) -> list[str]:
         """Line ``d`` of the access and its first column, in the operands."""
         beat, skew = self.program.results[0].name, ""
-        if self.tile.halo:
+        if self.tile.halo:  # back to where the line's aligned accesses begin
             at = f"{beat}_at + ({self.unsigned})line * ({self.unsigned}){beat}_stride1 + ({self.unsigned})phase"
             skew = f" - ({self.index})(({at}) % {self.tile.width})"
-        line = f"const {self.index} line = line0 + ({self.index})along + d, column = column0 + ({self.index})across{skew};"
+        lines = [
+            f"const {self.index} line = line0 + ({self.index})along + d;",
+            f"const {self.index} column = column0 + ({self.index})across{skew};",
+        ]
         if self.tile.is_whole:
-            line += f" const bool is_inside = line < ({self.index})size1 && column < ({self.index})size0;"
-        return line
+            lines.append(f"const bool is_inside = line < ({self.index})size1 && column < ({self.index})size0;")
+        return lines
 
     def _is_inside(self) -> str:
         return f"column >= 0 && column + {self.tile.width} <= ({self.index})size0"
