@@ -61,6 +61,7 @@ CASES = (
     Case("silu(x + b) * y", lambda x, b, y: F.silu(x + b) * y, torch.bfloat16, 3, max_steps=1),
     Case("x + b", lambda x, b: x + b, torch.float32, 2),
     Case("relu(x)", lambda x: torch.relu(x), torch.float32, 1),
+    Case("-x", lambda x: -x, torch.int8, 1),
     Case("relu(x)", lambda x: torch.relu(x), torch.int8, 1),
 )
 

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from wideload import ops
 from wideload.errors import CompileError, DeviceError, DtypeError, GradError, LayoutError, OverlapError, TraceError, WideloadError
 from wideload.fused import FusedFunction, fuse
 
+if TYPE_CHECKING:
+    from wideload.measure.bench import bench
+    from wideload.measure.compare import Comparison, Comparisons, SelfTest, compare, compare_results, self_test
+    from wideload.measure.operands import random_tensor
+    from wideload.measure.result import BenchResult
+    from wideload.measure.roofline import Roofline, roofline
+
 __all__ = [
+    "BenchResult",
+    "Comparison",
+    "Comparisons",
     "CompileError",
     "DeviceError",
     "DtypeError",
@@ -14,10 +26,34 @@ __all__ = [
     "GradError",
     "LayoutError",
     "OverlapError",
+    "Roofline",
+    "SelfTest",
     "TraceError",
     "WideloadError",
+    "bench",
+    "compare",
+    "compare_results",
     "fuse",
     "ops",
+    "random_tensor",
+    "roofline",
+    "self_test",
 ]
 
 __version__ = "0.1.0"
+
+
+if not TYPE_CHECKING:  # or a checker would take every name to exist
+
+    def __getattr__(name: str) -> Any:
+        """Import the measuring half when it is first used: a model that runs fused functions never does."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from wideload import measure
+
+        value = globals()[name] = getattr(measure, name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

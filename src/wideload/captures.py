@@ -602,7 +602,7 @@ class _Walk:
         if read.root == "global":
             value = self.item(function.__globals__, read.name)
             if value is _MISSING:
-                value = self.item(function.__builtins__, read.name)  # type: ignore[attr-defined]
+                value = self.item(cast(Any, function).__builtins__, read.name)
         elif read.root == "cell":
             value = self.attribute(closure[read.name], "cell_contents")
         elif read.root == "super":

@@ -5,12 +5,17 @@ One function a command; it computes nothing itself.
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
-from typing import Annotated, Any
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import torch
 import typer
@@ -23,10 +28,12 @@ from typer.core import TyperGroup
 import wideload
 from wideload import demo as demos
 from wideload import doctor as doctors
-from wideload import store
+from wideload import measure, store
 from wideload.cache import read_stored
 from wideload.errors import DeviceError, WideloadError
+from wideload.measure.sweep import Point, Sweep, compare_sweeps, read_sweep
 from wideload.nvrtc import nvrtc_version
+from wideload.spelling import default_operands, evaluate_size, find_function, find_rival, make_arguments, sweep_sizes
 
 __all__ = ["app"]
 
@@ -47,8 +54,12 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except WideloadError as error:
-            _err.print(f"{type(error).__name__}: {error}", style="red", markup=False)
-            raise typer.Exit(1) from None
+            raise _failure(error, 1) from None
+
+
+def _failure(error: Exception, status: int) -> typer.Exit:
+    _err.print(f"{type(error).__name__}: {error}", style="red", markup=False, soft_wrap=True)
+    return typer.Exit(status)
 
 
 app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
@@ -148,13 +159,176 @@ def cache_clear(as_json: Annotated[bool, typer.Option("--json", help="Write one 
     try:
         removed = store.clear_entries()
     except OSError as error:
-        _err.print(f"{type(error).__name__}: {error}", style="red", markup=False)
-        raise typer.Exit(1) from None
+        raise _failure(error, 1) from None
     nbytes = sum(entry.nbytes for entry in removed)
     if as_json:
         _out.print_json(json.dumps({"folder": str(store.cache_folder()), "removed": len(removed), "nbytes": nbytes}))
     else:
         _out.print(f"removed {len(removed)} kernels, {nbytes / 1e6:.1f} MB, from {store.cache_folder()}", markup=False)
+
+
+# ---- measuring
+
+
+class _Mode(StrEnum):
+    AUTO = "auto"
+    COLD = "cold"
+    HOT = "hot"
+    GRAPH = "graph"
+
+
+_TO_STDOUT = "-"
+_BENCH_OPTIONS = frozenset(inspect.signature(measure.bench).parameters)
+
+
+@app.command(context_settings={"ignore_unknown_options": True})  # an operand may be -1
+def bench(
+    function: Annotated[str, typer.Argument(help="An op of wl.ops, module:function, or path/file.py:function.", show_default=False)],
+    operands: Annotated[
+        list[str] | None, typer.Argument(help="Tensors of random values, their views, numbers, name=value. An op has its own.")
+    ] = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(help="eager (what a fused one wraps), compile (that by torch.compile), or a function; repeatable.", metavar="RIVAL"),
+    ] = None,
+    mode: Annotated[_Mode, typer.Option(help="What the L2 holds, and whether a CUDA graph is timed. On a GPU only.")] = _Mode.AUTO,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option("--sweep", "--sizes", help="Sizes for a name in the operands: n=2^10..2^28, n=1..1000x10, n=7,9.", metavar="SIZES"),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="Where to run, such as cuda:1 or cpu: the GPU, if there is one.")] = None,
+    check: Annotated[
+        str | None, typer.Option(help="A function whose results are right; none if they are random. A fused one knows.", metavar="FUNCTION")
+    ] = None,
+    nbytes: Annotated[
+        str | None, typer.Option("--bytes", help="What a call must move, such as 6*n: computed for a fused function.", metavar="SIZE")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random values, and of the order of turns.")] = 0,
+    max_seconds: Annotated[float, typer.Option(min=0.0, help="Sampling each contender at each size ends then at the latest.")] = 2.0,
+    json_to: Annotated[
+        str | None, typer.Option("--json", help="Write all results, with their samples, to a file, or to - .", metavar="FILE")
+    ] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Write a line for each contender and size instead of a table.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Write the table in Markdown.")] = False,
+) -> None:
+    """Check functions against each other and time them: cold L2, random data, the host's cost apart.
+
+    \b
+    wideload bench swiglu --against eager --against compile
+    wideload bench torch:add 'bf16\\[n]' 'bf16\\[n]' --sweep n=2^10..2^28 --bytes '6*n' --csv
+    wideload bench swiglu '*bf16[16384,28672].chunk(2,-1)' --against eager --json now.json
+    wideload bench my.py:gate 'bf16[64,128].t()' 'f32[128,66][:, 1:-1]' 'f32[64]@1' kind=tanh
+
+    Exits with 1 if the first function is wrong or could not be run. docs/measuring.md says how it is measured.
+    """
+    if sum((json_to == _TO_STDOUT, as_csv, as_markdown)) > 1:
+        raise typer.BadParameter("--json -, --csv and --markdown all write to standard output: choose one")
+    if json_to is not None and not Path(json_to).absolute().parent.is_dir():
+        raise typer.BadParameter(f"--json {json_to}: there is no such folder")
+    unknown = [text for text in operands or () if text.startswith("--")]
+    if unknown:
+        raise typer.BadParameter(f"there is no option {unknown[0]}")
+    where = _find_device(device)
+    subject = find_function(function)
+    texts = operands or default_operands(subject)
+    usual = {} if operands or not texts else {"tokens": demos.FULL_TOKENS if where.type == "cuda" else demos.CPU_TOKENS}
+    points: list[Point] = []
+    try:
+        for swept in sweep_sizes(sweep or []):
+            sizes = {**usual, **swept}
+            args, named = make_arguments(texts, sizes=sizes, device=where, seed=seed)
+            out = named.pop("out", None)
+            reserved = _BENCH_OPTIONS & named.keys()
+            if reserved:
+                raise WideloadError(f"{min(reserved)}= is an option of wl.bench as well. Give it by its place, or wrap the function.")
+            run = partial(
+                measure.bench,
+                subject,
+                *args,
+                against={rival: find_rival(rival, subject) for rival in against or ()},
+                mode=mode.value,
+                bytes=None if nbytes is None else evaluate_size(nbytes, sizes),
+                out=out,
+                check=_find_check(check),
+                name=function,
+                seed=seed,
+                max_seconds=max_seconds,
+                **named,
+            )
+            points.append(Point(swept, _run_subject(function, run)))
+    finally:
+        if points:  # those before the one that failed
+            _write_sweep(Sweep(tuple(points)), json_to, as_csv, as_markdown)
+    raise typer.Exit(1 if any(point.result.subject.time_us is None for point in points) else 0)
+
+
+@app.command()
+def roofline(
+    device: Annotated[str | None, typer.Option(help="Which GPU: its number, or cuda:N.", metavar="N")] = None,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Measure again, even if this GPU and driver have been measured.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object instead of a table.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Write the table in Markdown.")] = False,
+) -> None:
+    """Say how fast this GPU's memory is: nominal, measured for each mix of reads and writes, and what a launch costs.
+
+    Measured once for each GPU and driver, in some ten seconds, and kept. Exits with 1 without a GPU.
+    """
+    name = f"cuda:{device}" if device and device.isdigit() else device
+    with _err.status("measuring the memory"):
+        roof = measure.roofline(None if name is None else _find_device(name), refresh=refresh)
+    typer.echo(json.dumps(roof.to_dict(), indent=1) if as_json else roof.to_markdown() if as_markdown else str(roof))
+
+
+@app.command()
+def compare(
+    a: Annotated[Path, typer.Argument(help="What wideload bench --json wrote before.", show_default=False)],
+    b: Annotated[Path, typer.Argument(help="What it wrote after.", show_default=False)],
+    same_within: Annotated[float, typer.Option(min=0.0, help="Two times are the SAME up to this part of them.")] = 0.01,
+    as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object instead of lines.")] = False,
+) -> None:
+    """Say of each function whether B is FASTER or SLOWER than A, takes the SAME time, or whether that is UNCLEAR.
+
+    \b
+    wideload bench swiglu --json before.json
+    wideload bench swiglu --json after.json
+    wideload compare before.json after.json
+
+    Exits with 0 if nothing is slower, 1 if something is SLOWER, 3 if something is UNCLEAR, and 2 if the files cannot be read.
+    """
+    try:
+        comparison = compare_sweeps(read_sweep(a), read_sweep(b), same_within=same_within)
+    except WideloadError as error:
+        raise _failure(error, 2) from None  # 1 is a verdict
+    typer.echo(json.dumps(comparison.to_dict(), indent=1) if as_json else str(comparison))
+    raise typer.Exit(comparison.exit_code)
+
+
+def _find_check(text: str | None) -> Callable[..., Any] | Literal[False] | None:
+    return None if text is None else False if text == "none" else find_function(text)
+
+
+_OUR_CODE = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
+
+
+def _run_subject(name: str, run: Callable[[], measure.BenchResult]) -> measure.BenchResult:
+    """What the function itself raises is one message, with the line of its own that raised it."""
+    try:
+        return run()
+    except WideloadError:
+        raise
+    except Exception as error:
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_OUR_CODE)]
+        where = f" (at {frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+        raise WideloadError(f"{name} raised {type(error).__name__}: {error}{where}") from error
+
+
+def _write_sweep(sweep: Sweep, json_to: str | None, as_csv: bool, as_markdown: bool) -> None:
+    if json_to == _TO_STDOUT:
+        typer.echo(sweep.to_json())
+        return
+    if json_to is not None:
+        Path(json_to).write_text(sweep.to_json() + "\n", encoding="utf-8")
+    typer.echo(sweep.to_csv() if as_csv else sweep.to_markdown() if as_markdown else str(sweep), nl=not (as_csv or as_markdown))
 
 
 def _find_device(name: str | None) -> torch.device:

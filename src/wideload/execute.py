@@ -5,6 +5,7 @@ Knows tensors, plans and kernels; never Python functions or how arguments were s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from wideload.cache import find_cubins
 from wideload.emit.kernel import emit_kernel
 from wideload.errors import TraceError
-from wideload.expr import Expr, Numerics, evaluate_host
+from wideload.expr import Expr, Numerics, number_value
 from wideload.launch import LoadedKernel, device_arch
 from wideload.lower import ScalarParameter
 from wideload.overlap import Extent, relation
@@ -63,11 +64,11 @@ def plan_call(
     """The kernels for these tensors: views pushed down to the operands, then planned. ``layouts`` are those of every node."""
     pushed = push_views(expr, layouts, [(output.node, position, output.layout) for position, output in enumerate(outputs)])
     operands = []
-    for node, load in zip(pushed.expr.operands, pushed.loads, strict=True):
+    for load in pushed.loads:
         tensor, on_host = tensors[load.operand], tensors[load.operand].device != device
-        offset = load.view.offset * node.dtype.itemsize
+        offset = load.view.offset * tensor.dtype.itemsize
         phase = 0 if on_host else (phase_of(tensor) + offset) % ACCESS_BYTES
-        operands.append(Operand(node.dtype, NodeLayout(load.view.shape, load.view.strides), phase, load.operand, offset, on_host))
+        operands.append(Operand(tensor.dtype, NodeLayout(load.view.shape, load.view.strides), phase, load.operand, offset, on_host))
     targets = []
     for store in pushed.stores:
         output = outputs[store.output]
@@ -88,8 +89,9 @@ def run_launches(
     launches: Sequence[Launch], device: int, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], scalars: tuple[Any, ...]
 ) -> None:
     """Put the kernels on the current stream of ``device``."""
-    for launch in launches:
-        launch.kernel.launch(device, kernel_arguments(launch.plan, tensors, outs, scalars, _address))
+    arguments = [kernel_arguments(launch.plan, tensors, outs, scalars, _address) for launch in launches]  # all checked before any runs
+    for launch, values in zip(launches, arguments, strict=True):
+        launch.kernel.launch(device, values)
 
 
 def kernel_arguments(
@@ -142,20 +144,13 @@ def _by_value(tensor: torch.Tensor) -> int | float:
 def scalar_argument(parameter: ScalarParameter, scalars: tuple[Any, ...]) -> int | float:
     """The runtime scalar's value for this call.
 
-    Raises ``TraceError`` where it is no longer of the kind that was traced, ``DtypeError`` where torch refuses an int of this size.
+    Raises ``TraceError`` where it is no longer of the kind that was traced, ``DtypeError`` where torch refuses a number of this size.
     """
-    value = evaluate_host(parameter.value, scalars)
-    if parameter.kind is int:
-        if type(value) is not int:
-            raise TraceError(
-                f"{parameter.name} was an int when the function was traced and is now {value!r}. "
-                "List the arguments that it is made of in static=."
-            )
-        if not -(1 << 63) <= value < 1 << 63:
-            raise TraceError(f"{parameter.name} is {value}, which does not fit in 64 bits, as torch requires of an int. Pass a float.")
-        for check in parameter.checks:
-            if not check.low <= value <= check.high:
-                samples = (*check.samples[: check.position], (int, repr(value)), *check.samples[check.position + 1 :])
-                infer_dtype(check.op, samples, torch.get_default_dtype())
-        return value
-    return float(value)
+    value = number_value(parameter.value, parameter.kind, scalars)
+    if parameter.kind is int and not -(1 << 63) <= value < 1 << 63:
+        raise TraceError(f"{parameter.name} is {value}, which does not fit in 64 bits, as torch requires of an int. Pass a float.")
+    for check in parameter.checks:
+        if not check.low <= value <= check.high and value == value and abs(value) != math.inf:
+            samples = (*check.samples[: check.position], (parameter.kind, repr(value)), *check.samples[check.position + 1 :])
+            infer_dtype(check.op, samples, torch.get_default_dtype())
+    return value  # type: ignore[no-any-return]

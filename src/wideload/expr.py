@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 
 from wideload.dtypes import dtype_name
+from wideload.errors import TraceError
 from wideload.ops_table import Op
 from wideload.views import ViewStep
 
@@ -31,6 +32,7 @@ __all__ = [
     "Viewed",
     "evaluate_host",
     "is_view_of_operand",
+    "number_value",
 ]
 
 
@@ -76,6 +78,23 @@ def evaluate_host(value: HostValue, scalars: tuple[Any, ...]) -> Any:
     if isinstance(value, HostCall):
         return value.fn(*(evaluate_host(arg, scalars) for arg in value.args))
     return value
+
+
+def number_value(value: HostValue, kind: type, scalars: tuple[Any, ...]) -> Any:
+    """The number of one call, which must be of the ``kind`` that was traced: on it hang the dtypes of all that follows.
+
+    Raises ``TraceError`` where arithmetic of the arguments gave another kind (``2**n`` for a negative ``n``).
+    """
+    number = evaluate_host(value, scalars)
+    if type(number) is kind:
+        return number
+    if kind is float and isinstance(number, int):
+        return float(number)
+    name = _host_text(value)
+    raise TraceError(
+        f"{name} was {'an' if kind is int else 'a'} {kind.__name__} when the function was traced and is now {number!r}. "
+        "List the arguments that it is made of in static=."
+    )
 
 
 @dataclass(frozen=True)
@@ -151,12 +170,16 @@ Node = Load | Number | Const | Apply | Cast | Viewed | Joined
 
 @dataclass(frozen=True)
 class Expr:
-    """A traced function: ``nodes`` in order of computation, and the nodes that are its results."""
+    """A traced function: ``nodes`` in order of computation, and the nodes that are its results.
+
+    ``same_shapes`` are pairs of nodes, one stored in place of the other: torch allows no other shape.
+    """
 
     name: str
     operands: tuple[Load, ...]
     nodes: tuple[Node, ...]
     outputs: tuple[int, ...]
+    same_shapes: tuple[tuple[int, int], ...] = ()
 
     def __str__(self) -> str:
         lines = [f"{self.name}({', '.join(f'{x.name}: {dtype_name(x.dtype)}[{x.ndim}d]' for x in self.operands)})"]

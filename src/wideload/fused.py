@@ -9,10 +9,9 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import torch
@@ -32,6 +31,7 @@ from wideload.trace import HostResult, NumberArg, TensorArg, TensorResult, Trace
 
 __all__ = ["FusedFunction", "fuse"]
 
+_T = TypeVar("_T")
 _STATIC_TYPES = (str, bytes, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout, type(Ellipsis))
 
 
@@ -43,6 +43,7 @@ class _Call:
     tensors: list[torch.Tensor] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     scalars: list[Any] = field(default_factory=list)
+    entered: dict[int, tuple[int, TensorArg]] = field(default_factory=dict)
     key: list[Any] = field(default_factory=list)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
@@ -81,7 +82,7 @@ class FusedFunction:
         self.__module__ = str(getattr(fn, "__module__", __name__))
         name = "".join(c if c.isascii() and c.isalnum() else "_" for c in self.__name__).strip("_") or "fused"
         self._kernel_name = f"fused_{name}" if name[0].isdigit() else name
-        self._signature = _signature_of(fn)
+        self._signature, self._defaults = _signature_of(fn), _defaults_of(fn)
         parameters = list(self._signature.parameters) if self._signature else []
         unknown = self._static.difference(parameters) if self._signature else ()
         if unknown:
@@ -89,22 +90,28 @@ class FusedFunction:
         self._traces: dict[Any, Traced] = {}
         self._sized: set[Any] = set()
         self._prepared: dict[Any, _Prepared] = {}
-        self._methods: weakref.WeakKeyDictionary[Any, FusedFunction] = weakref.WeakKeyDictionary()
 
     def __repr__(self) -> str:
         return f"<wideload.fuse of {self.__qualname__}>"
 
     def __get__(self, instance: Any, owner: Any = None) -> FusedFunction:
         """A fused function in a class is a method: ``self`` is bound, and what it reads of ``self`` is read at each call."""
-        if instance is None:
+        if instance is None or isinstance(self.__wrapped__, staticmethod):
             return self
-        try:
-            bound = self._methods.get(instance)
-            if bound is None:
-                bound = self._methods[instance] = FusedFunction(types.MethodType(self.__wrapped__, instance), self._options)
-        except TypeError:  # not hashable or not weakly referable
+        attributes = getattr(instance, "__dict__", {})
+        key = f"__wideload_{self.__qualname__}"
+        bound = attributes.get(key)
+        if bound is None or bound.__wrapped__.__self__ is not instance:  # a copied instance has copied the attribute as well
             bound = FusedFunction(types.MethodType(self.__wrapped__, instance), self._options)
+            if isinstance(attributes, dict):
+                attributes[key] = bound
         return bound
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Pickled by reference, as functions are."""
+        if isinstance(self.__wrapped__, types.MethodType):
+            return getattr, (self.__wrapped__.__self__, self.__wrapped__.__name__)
+        return self.__qualname__
 
     # ---- calling
 
@@ -173,6 +180,8 @@ class FusedFunction:
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
         call = _Call()
+        if _defaults_of(self.__wrapped__) != self._defaults:
+            self._signature, self._defaults = _signature_of(self.__wrapped__), _defaults_of(self.__wrapped__)
         if self._signature is None:
             positional = [self._enter(call, f"x{position}", value) for position, value in enumerate(args)]
             call.spec = (tuple(positional), {name: self._enter(call, name, value) for name, value in kwargs.items()})
@@ -196,34 +205,46 @@ class FusedFunction:
         kind = self._signature.parameters[name].kind
         if kind is inspect.Parameter.VAR_POSITIONAL:
             call.key.append(len(value))
-            return tuple(self._enter(call, f"{name}{position}", item) for position, item in enumerate(value))
+            return tuple(self._enter(call, f"{name}{position}", item, name in self._static) for position, item in enumerate(value))
         if kind is inspect.Parameter.VAR_KEYWORD:
             call.key.append(tuple(value))
             return {key: self._enter(call, key, item) for key, item in value.items()}
         return self._enter(call, name, value)
 
-    def _enter(self, call: _Call, name: str, value: Any) -> Any:
+    def _enter(self, call: _Call, name: str, value: Any, is_static: bool | None = None) -> Any:
         """Note one argument in ``call``; return what the trace is given for it."""
+        is_static = name in self._static if is_static is None else is_static
         if isinstance(value, torch.Tensor):
-            value = _readable(value, name)
-            call.tensors.append(value)
+            if is_static:
+                raise TraceError(f"static= of {self.__name__} names {name}, which is a tensor; allowed: numbers. Leave it out.")
+            position, argument = call.entered.get(id(value), (0, None))
+            if argument is not None:  # one tensor passed twice is one operand, and ``a is b`` holds
+                call.key.append(position)
+                return argument
+            readable = _readable(value, name)
+            argument = TensorArg(name, readable.dtype, tuple(readable.shape), readable.device)
+            call.entered[id(value)] = len(call.tensors), argument
+            call.tensors.append(readable)
             call.names.append(name)
-            call.key.append((value.dtype, value.ndim, value.device))
-            return TensorArg(name, value.dtype, tuple(value.shape), value.device)
+            call.key.append((readable.dtype, readable.ndim, readable.device))
+            return argument
         if isinstance(value, np.generic):
             value = value.item()
         kind = type(value)
-        if kind in (int, float, complex) and name not in self._static:
+        if kind in (int, float, complex) and not is_static:
             call.scalars.append(value)
             call.key.append(kind)
             return NumberArg(name, kind)
         if isinstance(value, (tuple, list)):
+            kind = tuple if kind is torch.Size else kind
             call.key.append((kind, len(value)))
-            items = [self._enter(call, f"{name}{position}", item) for position, item in enumerate(value)]
+            items = [self._enter(call, f"{name}{position}", item, is_static) for position, item in enumerate(value)]
             return kind(*items) if hasattr(value, "_fields") else kind(items)
         if isinstance(value, dict):
             call.key.append((kind, tuple(value)))
-            return kind((key, self._enter(call, f"{name}_{key}", item)) for key, item in value.items())
+            entered = value.copy()
+            entered.update((key, self._enter(call, f"{name}_{key}", item, is_static)) for key, item in value.items())
+            return entered
         if kind in (bool, int, float, complex):
             call.key.append((kind, repr(value)))
             return value
@@ -238,20 +259,13 @@ class FusedFunction:
 
     def _check_devices(self, call: _Call) -> None:
         """All tensors on one device; a 0-dim CPU tensor may stand beside others and acts as a number."""
-        first, device = next(
-            ((n, t.device) for n, t in zip(call.names, call.tensors, strict=True) if t.device.type != "cpu" or t.ndim), (None, None)
-        )
-        if first is None or device is None:
-            device = next((t.device for t in call.tensors if t.device.type != "cpu"), call.tensors[0].device)
+        placed = [(name, t.device) for name, t in zip(call.names, call.tensors, strict=True) if t.device.type != "cpu" or t.ndim]
+        first, device = placed[0] if placed else (call.names[0], call.tensors[0].device)
         if device.type not in ("cpu", "cuda", "meta"):
             raise DeviceError(f"argument {first} of {self.__name__} is on {device}; allowed: CUDA, CPU and meta tensors.")
-        others = [t.device for t in call.tensors if t.device.type != "cpu"]
-        device = (
-            others[0] if others and device.type == "cpu" and all(t.ndim == 0 for t in call.tensors if t.device.type == "cpu") else device
-        )
-        for name, tensor in zip(call.names, call.tensors, strict=True):
-            if tensor.device != device and not (tensor.device.type == "cpu" and tensor.ndim == 0):
-                raise DeviceError(f"{self.__name__} got {first} on {device} and {name} on {tensor.device}. Put all tensors on one device.")
+        for name, other in placed:
+            if other != device:
+                raise DeviceError(f"{self.__name__} got {first} on {device} and {name} on {other}. Put all tensors on one device.")
         call.device = device
 
     # ---- tracing
@@ -290,7 +304,9 @@ class FusedFunction:
     def _check_outputs(self, call: _Call, traced: Traced, layouts: Sequence[NodeLayout], outs: list[torch.Tensor]) -> bool:
         nodes = traced.expr.outputs
         dtypes = [_dtype(traced.expr.nodes[node]) for node in nodes]
-        return check_outputs(outs, _out_names(outs), [layouts[node] for node in nodes], dtypes, zip(call.names, call.tensors, strict=True))
+        return check_outputs(
+            outs, _out_names(outs), [layouts[n] for n in nodes], dtypes, zip(call.names, call.tensors, strict=True), call.device
+        )
 
     # ---- running
 
@@ -311,19 +327,19 @@ class FusedFunction:
         layout_key = (key, *((tuple(t.shape), t.stride(), phase_of(t)) for t in call.tensors))
         prepared = self._prepared.get(layout_key)
         if prepared is None:
-            prepared = self._prepared[layout_key] = self._prepare(call, traced)
+            prepared = _remember(self._prepared, layout_key, self._prepare(call, traced))
         outs = [_empty(output.layout, output.dtype, call.device) for output in prepared.outputs]
         run_launches(prepared.launches, call.device.index, call.tensors, outs, tuple(call.scalars))
-        made = {output.node: tensor for output, tensor in zip(prepared.outputs, outs, strict=True)}
-        shared = [node for node in traced.expr.outputs if node not in made]
-        views = evaluate_expr(traced.expr, shared, call.tensors, (), numerics="eager") if shared else []
-        made.update(zip(shared, views, strict=True))
-        return self._assemble(call, traced, [made[node] for node in traced.expr.outputs])
+        written = iter(outs)
+        nodes = traced.expr.outputs
+        shared = [node for node in nodes if is_view_of_operand(traced.expr, node)]
+        views = iter(evaluate_expr(traced.expr, shared, call.tensors, (), numerics="eager") if shared else ())
+        return self._assemble(call, traced, [next(views if is_view_of_operand(traced.expr, node) else written) for node in nodes])
 
     def _prepare(self, call: _Call, traced: Traced) -> _Prepared:
         """The kernels for new outputs; arguments and their views come back as they are, as from eager."""
         layouts, nodes = self._layouts(call, traced), traced.expr.nodes
-        fresh = [node for node in dict.fromkeys(traced.expr.outputs) if not is_view_of_operand(traced.expr, node)]
+        fresh = [node for node in traced.expr.outputs if not is_view_of_operand(traced.expr, node)]
         outputs = tuple(Output(node, _dtype(nodes[node]), layouts[node], 0) for node in fresh)
         plans = self._plan(call, traced, layouts, list(outputs), is_in_place=False)
         return _Prepared(outputs, prepare_launches(plans, call.device.index))
@@ -350,7 +366,7 @@ class FusedFunction:
         if prepared is None:
             outputs = [_output(node, tensor) for node, tensor in zip(traced.expr.outputs, outs, strict=True)]
             plans = self._plan(call, traced, self._layouts(call, traced), outputs, is_in_place)
-            prepared = self._prepared[layout_key] = _Prepared((), prepare_launches(plans, call.device.index))
+            prepared = _remember(self._prepared, layout_key, _Prepared((), prepare_launches(plans, call.device.index)))
         if is_in_place and not is_safe_in_place([launch.plan for launch in prepared.launches], call.tensors, outs):
             fresh = [torch.empty_like(t) for t in outs]
             self._launch_into(call, key, traced, fresh, is_in_place=False)
@@ -379,13 +395,11 @@ class FusedFunction:
         return outs
 
     def _assemble(self, call: _Call, traced: Traced, outs: Iterable[torch.Tensor]) -> Any:
-        tensors, seen = list(outs), dict[int, torch.Tensor]()
+        tensors = list(outs)
 
         def leaf(item: Any) -> Any:
             if isinstance(item, TensorResult):
-                if item.argument is not None:
-                    return call.tensors[item.argument]
-                return seen.setdefault(traced.expr.outputs[item.output], tensors[item.output])
+                return call.tensors[item.argument] if item.argument is not None else tensors[item.output]
             return evaluate_host(item.value, tuple(call.scalars)) if isinstance(item, HostResult) else item
 
         return map_structure(leaf, traced.result)
@@ -428,7 +442,8 @@ def fuse(
     ``fn`` is ordinary code over torch functions, tensor methods, operators and numbers. Tensors and Python numbers are run-time
     arguments; numbers whose names are in ``static``, and bools, strings, None and dtypes, become part of the kernel.
     ``numerics="fused"`` keeps fp16 and bf16 in fp32 until a result is stored; ``"eager"`` rounds every step as eager PyTorch does.
-    ``fast_math`` allows the cheap formulas of half results for fp32 results too. ``name`` names the kernel.
+    ``fast_math`` allows the cheap formulas of half results for fp32 results too. ``name`` names the kernel. Inside ``torch.compile`` the
+    plain function is traced, to be fused by Inductor with its neighbours: ``compile="inline"``, and today ``"op"`` as well.
 
     >>> import torch, wideload as wl
     >>> @wl.fuse
@@ -445,6 +460,17 @@ def fuse(
     return FusedFunction(fn, options) if fn is not None else functools.partial(FusedFunction, options=options)
 
 
+_MAX_REMEMBERED = 4096
+"""Traces, and layouts, that one function keeps; the oldest goes first. An entry takes some 10 kB."""
+
+
+def _remember(cache: dict[Any, _T], key: Any, value: _T) -> _T:
+    if len(cache) >= _MAX_REMEMBERED:
+        cache.pop(next(iter(cache)), None)
+    cache[key] = value
+    return value
+
+
 def _signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
     try:
         signature = inspect.signature(fn)
@@ -455,8 +481,15 @@ def _signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
     return signature
 
 
+def _defaults_of(fn: Any) -> tuple[int, int]:
+    """Tells whether a function's defaults are other objects than before."""
+    return id(getattr(fn, "__defaults__", None)), id(getattr(fn, "__kwdefaults__", None))
+
+
 def _readable(tensor: torch.Tensor, name: str) -> torch.Tensor:
     """The tensor with pending conjugation and negation done; an error for what has no strides."""
+    if tensor.is_nested:
+        raise LayoutError(f"argument {name} is a nested tensor; allowed: strided tensors. Pass its parts, or .to_padded_tensor().")
     if tensor.layout != torch.strided:
         raise LayoutError(f"argument {name} is a {tensor.layout} tensor; allowed: strided tensors. Use .to_dense().")
     if tensor.is_quantized:

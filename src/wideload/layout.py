@@ -23,6 +23,7 @@ __all__ = [
     "coalesce",
     "contiguous_strides",
     "expand_strides",
+    "is_row_major",
     "iterator_strides",
     "like_strides",
     "magic_divisor",
@@ -135,6 +136,11 @@ def like_strides(shape: Shape, strides: Strides) -> Strides:
     if _is_non_overlapping_and_dense(shape, strides):
         return strides
     return _packed_strides(shape, _memory_order(shape, [strides]))
+
+
+def is_row_major(shape: Shape, strides: Strides) -> bool:
+    """Whether elements follow one another in row-major order (``x.is_contiguous()``); strides of size 1 do not count."""
+    return _is_packed(shape, strides, _row_major(shape))
 
 
 def _row_major(shape: Shape) -> tuple[int, ...]:

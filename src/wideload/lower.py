@@ -41,7 +41,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class RangeCheck:
-    """A runtime int enters ``op`` as operand ``position`` in an integer type that holds ``low`` to ``high``.
+    """A runtime scalar enters ``op`` as operand ``position`` in a type that holds ``low`` to ``high``.
 
     Outside, torch wraps in some ops and refuses in others: ask it, with ``samples`` for the other operands.
     """
@@ -49,8 +49,8 @@ class RangeCheck:
     op: Op
     samples: tuple[Sample, ...]
     position: int
-    low: int
-    high: int
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -89,14 +89,18 @@ class Result:
 
 @dataclass(frozen=True)
 class Program:
-    """What one element costs: the body of the element function."""
+    """What one element costs: the body of the element function.
+
+    ``num_functions`` counts those of its statements that are a function of a maths library, three for one in fp64: what the
+    compiler's time grows with.
+    """
 
     name: str
     parameters: tuple[Parameter, ...]
     scalars: tuple[ScalarParameter, ...]
     statements: tuple[Statement, ...]
     results: tuple[Result, ...]
-    is_heavy: bool
+    num_functions: int
 
 
 _RESERVED = frozenset(
@@ -111,11 +115,15 @@ _RESERVED = frozenset(
 )
 """C++'s and CUDA's own words, and the prelude's macros. Functions need no place here: the table's calls begin with ``::``."""
 _KERNELS_OWN = re.compile(
-    r"n|i|k|m|d|e|first|pad|phase|slot|column|line|across|along|turn|is_(full|inside|whole)|(column|line)0"
+    r"n|i|k|m|d|e|first|lead|pad|phase|slot|column|line|across|along|turn|is_(full|inside|whole)|(column|line)0"
     r"|(at|rest|size|slots|tiles|multiplier|shift)\d+|\w+_(v|r|at|data|value|span|tile|stride\d+|element)|__\w*"
     r"|vec|f16|bf16|boolean|(load|store|fill|gather|round|repeat|tile)_\w+|widen|narrow_to|convert|settled|pack|divide_u\d+"
 )
 """What the kernels of emit/ call their own variables, where a runtime scalar keeps its name, and the prelude's names that they use."""
+
+
+_FUNCTIONS_OF_FP64 = 3
+"""NVRTC 13.5 takes some 12 ms for a function in fp64, 3.5 ms for one in fp32."""
 
 
 class _Names:
@@ -123,14 +131,15 @@ class _Names:
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
+        self._counts: dict[str, int] = {}
 
     def take(self, wanted: str) -> str:
         base = re.sub(r"\W|^(?=\d)", "_", wanted, flags=re.ASCII)
         base = f"{base}_" if base in _RESERVED or _KERNELS_OWN.fullmatch(base) else base
-        name, count = base, 1
+        name = base
         while name in self._taken:
-            count += 1
-            name = f"{base}_{count}"
+            self._counts[base] = self._counts.get(base, 1) + 1
+            name = f"{base}_{self._counts[base]}"
         self._taken.add(name)
         return name
 
@@ -153,12 +162,15 @@ class _Lowering:
 
     def run(self) -> Program:
         nodes = self._expr.nodes
-        parameters, scalars, statements = [], [], []
+        parameters: dict[int, Parameter] = {}
+        scalars, statements = [], []
         for number in self._needed_in_order((Load, Number)):
             node = nodes[number]
-            if isinstance(node, Load):
-                parameters.append(Parameter(node.operand, self._names.take(node.name), scalar_type(node.dtype, f"argument {node.name}")))
-                self._values[number] = parameters[-1].name
+            if isinstance(node, Load):  # one operand is one parameter, whatever rank promotion sees
+                if node.operand not in parameters:
+                    row = scalar_type(node.dtype, f"argument {node.name}")
+                    parameters[node.operand] = Parameter(node.operand, self._names.take(node.name), row)
+                self._values[number] = parameters[node.operand].name
             elif isinstance(node, Number):
                 if node.kind is complex:
                     raise DtypeError(
@@ -178,8 +190,16 @@ class _Lowering:
             statements.append(Statement(name, scalar_type(node.dtype, "a result").compute, text, node.at))
             self._values[number] = name
         results = tuple(self._result(position, store) for position, store in enumerate(self._stores))
-        heavy = any(isinstance(node := nodes[number], Apply) and node.op.heavy for number in self._needed)
-        return Program(self._expr.name, tuple(parameters), tuple(scalars), tuple(statements), results, heavy)
+        num_functions = sum(self._count_functions(number) for number in self._needed_in_order((Apply,)))
+        return Program(self._expr.name, tuple(parameters.values()), tuple(scalars), tuple(statements), results, num_functions)
+
+    def _count_functions(self, number: int) -> int:
+        node = self._expr.nodes[number]
+        assert isinstance(node, Apply)
+        is_cheap = number in self._cheap and node.op.half is not None
+        if is_cheap or not (node.op.heavy or any(node.op.ulp)):  # what has an error bound approximates something
+            return 0
+        return _FUNCTIONS_OF_FP64 if node.dtype == torch.float64 else 1
 
     def _range_checks(self, scalar: int) -> tuple[RangeCheck, ...]:
         checks = []
@@ -187,8 +207,9 @@ class _Lowering:
             node = self._expr.nodes[number]
             assert isinstance(node, Apply)
             for position, (operand, to) in enumerate(zip(node.operands, operand_dtypes(self._expr.nodes, node), strict=True)):
-                if operand == scalar and to is not None and to not in (torch.bool, torch.int64) and not to.is_floating_point:
-                    samples, limits = tuple(sample_of(self._expr.nodes[i]) for i in node.operands), torch.iinfo(to)
+                if operand == scalar and to is not None and to not in (torch.bool, torch.int64, torch.float64):
+                    samples = tuple(sample_of(self._expr.nodes[i]) for i in node.operands)
+                    limits = torch.finfo(to) if to.is_floating_point else torch.iinfo(to)
                     checks.append(RangeCheck(node.op, samples, position, limits.min, limits.max))
         return tuple(checks)
 

@@ -63,6 +63,8 @@ class Op:
     eager: Mapping[Kind, str] | None = None
     keeps_format: bool = False
     converts_first: bool = False
+    makes_contiguous: bool = False
+    is_alias: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,8 @@ def _row(
     heavy: bool = False,
     keeps_format: bool = False,
     converts_first: bool = False,
+    makes_contiguous: bool = False,
+    is_alias: bool = False,
 ) -> Op:
     """Add a row.
 
@@ -138,7 +142,9 @@ def _row(
     names = tuple(operands.split())
     marks: Any = tuple(types.split()) or ("result",) * len(names)
     atens: Mapping[Kind, str] | None = None if eager is None else {"float": eager}
-    OPS[name] = Op(name, names, function, cuda, marks, ulp, half, reference, heavy, atens, keeps_format, converts_first)
+    OPS[name] = Op(
+        name, names, function, cuda, marks, ulp, half, reference, heavy, atens, keeps_format, converts_first, makes_contiguous, is_alias
+    )
     return OPS[name]
 
 
@@ -224,12 +230,13 @@ _op(
     boolean="{input} && {other}",
 )
 _op("neg negative __neg__", "input", torch.neg, floating="-{input}", integer="::wrap_neg({input})")
-_op("positive __pos__", "input", torch.positive, number="{input}")
+_op("positive __pos__", "input", torch.positive, number="{input}", is_alias=True)
 _op("abs absolute __abs__", "input", torch.abs, floating="::fabs({input})", signed="::wrap_abs({input})", unsigned="{input}")
 _op("square", "input", torch.square, floating="{input} * {input}", integer="::wrap_mul({input}, {input})")
 _op("reciprocal", "input", torch.reciprocal, floating="1 / {input}")
 _row("clone", "input", torch.clone, every="{input}", keeps_format=True)
-_op("detach", "input", torch.detach, every="{input}", keeps_format=True)
+_op("contiguous", "input", torch.Tensor.contiguous, every="{input}", keeps_format=True, makes_contiguous=True)
+_op("detach", "input", torch.detach, every="{input}", is_alias=True)
 
 
 @_spells("add __add__ __radd__")
@@ -277,11 +284,11 @@ for _name, _aten in (
     OPS[f"{_name}_number"] = replace(OPS[_name], name=f"{_name}_number", eager={"float": _aten})
 _row(
     "rdiv",
-    "input other",
-    lambda input, other: other / input,
-    floating="{other} / {input}",
-    eager="{round}(1 / {input}) * {other}",
-    reference=lambda input, other: torch.div(torch.as_tensor(other), input),
+    "input number",
+    lambda input, number: number / input,
+    floating="{number} / {input}",
+    eager="{round}(1 / {input}) * {number}",
+    reference=lambda input, number: torch.div(torch.as_tensor(number), input),
 )
 
 _op(
@@ -347,7 +354,16 @@ for _name, _floating, _signed, _unsigned in (
     ("isneginf", "::isinf({input}) && {input} < 0", "false", "false"),
     ("signbit", "::signbit({input})", "{input} < 0", "false"),
 ):
-    _op(_name, "input", getattr(torch, _name), floating=_floating, signed=_signed, every=_unsigned, types="common")
+    _op(
+        _name,
+        "input",
+        getattr(torch, _name),
+        keeps_format=_name in ("isinf", "isfinite"),
+        floating=_floating,
+        signed=_signed,
+        every=_unsigned,
+        types="common",
+    )
 
 _op("logical_and", "input other", torch.logical_and, boolean="{input} && {other}", types="bool bool")
 _op("logical_or", "input other", torch.logical_or, boolean="{input} || {other}", types="bool bool")
@@ -383,7 +399,14 @@ _op(
     types="bool result result",
     converts_first=True,
 )
-_op("masked_fill", "input mask value", torch.masked_fill, every="{mask} ? {value} : {input}", types="result bool result")
+_op(
+    "masked_fill",
+    "input mask value",
+    torch.masked_fill,
+    every="{mask} ? {value} : {input}",
+    types="result bool result",
+    makes_contiguous=True,
+)
 _op("maximum", "input other", torch.maximum, every="::maximum({input}, {other})")
 _op("minimum", "input other", torch.minimum, every="::minimum({input}, {other})")
 _op("fmax", "input other", torch.fmax, floating="::fmax({input}, {other})", every="::maximum({input}, {other})")
@@ -398,6 +421,7 @@ _row(
     torch.nan_to_num,
     floating="{input} != {input} ? {nan} : !::isinf({input}) ? {input} : {input} > 0 ? {posinf} : {neginf}",
     every="{input}",
+    keeps_format=True,
 )
 
 
@@ -490,6 +514,8 @@ _op("copysign", "input other", torch.copysign, floating="::copysign({input}, {ot
 # ---- powers
 
 _row("pow", "input exponent", operator.pow, number="::power({input}, {exponent})", ulp=(4, 2), heavy=True)
+# Of a number to a tensor, which torch allocates in row-major order.
+OPS["rpow"] = replace(OPS["pow"], name="rpow", makes_contiguous=True)
 _row(
     "pow_number",
     "input exponent",
@@ -503,19 +529,19 @@ _row(
     heavy=True,
 )
 _op("float_power", "input exponent", torch.float_power, floating="::power({input}, {exponent})", ulp=(4, 2), heavy=True)
-_reflects("__rpow__", "pow")
+_reflects("__rpow__", "rpow")
 
 
 @_spells("pow __pow__")
 def _pow(input: Any, exponent: Any) -> Call:
-    return call("pow_number" if _is_number(exponent) else "pow", input, exponent)
+    return call("pow_number" if _is_number(exponent) else "rpow" if _is_number(input) else "pow", input, exponent)
 
 
 @_spells("ldexp")
 def _ldexp(input: Any, other: Any) -> Call:
     if _is_number(other):
         raise TypeError("ldexp takes a tensor of exponents, got a number")
-    return call("mul", input, call("pow", 2.0, other))
+    return call("mul", input, call("rpow", 2.0, other))
 
 
 # ---- rounding, signs, parts
@@ -546,8 +572,15 @@ for _name in ("sign", "sgn"):
         unsigned="{input} > 0",
         boolean="{input}",
     )
-_row("frexp_mantissa", "input", lambda input: torch.frexp(input).mantissa, floating="::frexp_mantissa({input})")
-_row("frexp_exponent", "input", lambda input: torch.frexp(input).exponent, floating="::frexp_exponent({input})", types="own")
+_row("frexp_mantissa", "input", lambda input: torch.frexp(input).mantissa, floating="::frexp_mantissa({input})", keeps_format=True)
+_row(
+    "frexp_exponent",
+    "input",
+    lambda input: torch.frexp(input).exponent,
+    floating="::frexp_exponent({input})",
+    types="own",
+    keeps_format=True,
+)
 
 
 @_spells("round")
@@ -668,14 +701,15 @@ _op(
     eager="{input} * {beta} > {threshold} ? {input} : ::log1p(::exp({input} * {beta})) / {beta}",
     ulp=(7, 5),
 )
-_op("logsigmoid", "input", F.logsigmoid, floating="::log_sigmoid({input})", ulp=(7, 5))
-_op("relu", "input", F.relu, inplace=True, floating="{input} <= 0 ? 0 : {input}", signed="{input} < 0 ? 0 : {input}", unsigned="{input}")
+_op("logsigmoid", "input", F.logsigmoid, floating="::log_sigmoid({input})", ulp=(7, 5), makes_contiguous=True)
+_op("relu", "input", F.relu, inplace=True, floating="{input} <= 0 ? 0 : {input}", signed="::relu_signed({input})", unsigned="{input}")
 _op(
     "hardtanh",
     "input min_val=-1.0 max_val=1.0",
     F.hardtanh,
     inplace=True,
     number="::clamp({input}, {min_val}, {max_val})",
+    keeps_format=True,
 )
 _op(
     "leaky_relu",

@@ -27,6 +27,7 @@ def check_outputs(
     layouts: Sequence[NodeLayout],
     dtypes: Sequence[torch.dtype],
     inputs: Iterable[tuple[str, torch.Tensor]],
+    device: torch.device,
 ) -> bool:
     """Raise unless each of ``outs`` may receive its result; return whether one of them is also an input, element for element.
 
@@ -39,7 +40,6 @@ def check_outputs(
         raise GradError(
             "out= does not support automatic differentiation, but a tensor requires grad. Call under torch.no_grad(), or without out=."
         )
-    device = next((t.device for _, t in inputs if t.device.type != "cpu" or t.ndim), inputs[0][1].device if inputs else outs[0].device)
     for out, name, layout, dtype in zip(outs, names, layouts, dtypes, strict=True):
         if tuple(out.shape) != layout.shape:
             raise LayoutError(

@@ -217,8 +217,11 @@ def _plan_kernel(
         reasons.append(Reason("cache", "coherent loads", "an output is also an input, so the read-only path is not allowed"))
     sources = tuple((load.tensor, load.offset_bytes) for load in loads)
     places = tuple((target.output, target.offset_bytes) for target in targets)
-    layouts = [tuple(NodeLayout(shape, strides) for strides in part) for part in (load_strides, strides[num_inputs:])]
-    return KernelPlan(program, variant, sources, places, *layouts, space.num_elements, grid, choice.sizes, tuple(reasons))
+    source_layouts = tuple(NodeLayout(shape, strides) for strides in load_strides)
+    target_layouts = tuple(target.layout for target in targets)
+    return KernelPlan(
+        program, variant, sources, places, source_layouts, target_layouts, space.num_elements, grid, choice.sizes, tuple(reasons)
+    )
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ written to its part. What comes out has loads, arithmetic and stores only. Concr
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from wideload.errors import LayoutError
@@ -37,14 +37,12 @@ class PushedStore:
 
 @dataclass(frozen=True)
 class PushedExpr:
-    """``expr`` without views: its n-th ``Load`` is ``loads[n]``."""
+    """``expr`` without views: a ``Load`` of its operand ``n`` reads ``loads[n]``."""
 
     expr: Expr
     loads: tuple[PushedLoad, ...]
     stores: tuple[PushedStore, ...]
 
-
-_SCALARS = (Const, Number)
 
 Box = tuple[tuple[int, int], ...]
 """A part of a node's index space: start and length along each dim."""
@@ -59,15 +57,18 @@ def push_views(expr: Expr, layouts: Sequence[NodeLayout], outputs: Sequence[tupl
     pusher = _Pusher(expr, layouts)
     stores = []
     for node, output, layout in outputs:
-        whole = View(layout.shape, layout.strides)
         for box in pusher.boxes(node):
-            view = whole
+            view = View(layout.shape, layout.strides)
             for dim, (start, length) in enumerate(box):
                 view = narrowed(view, dim, start, length)
-            stores.append(PushedStore(pusher.build(node, box, ()), output, view))
+            stores.append(PushedStore(pusher.build(node, box), output, view))
     loads = tuple(node for node in pusher.nodes if isinstance(node, Load))
     pushed = Expr(expr.name, loads, tuple(pusher.nodes), tuple(store.node for store in stores))
     return PushedExpr(pushed, tuple(pusher.loads), tuple(stores))
+
+
+_Part = tuple[int, Box, tuple[ViewStep, ...], int]
+"""A box of a node, viewed by steps, and the rank that whoever uses it in the expression sees: promotion depends on it."""
 
 
 class _Pusher:
@@ -78,88 +79,113 @@ class _Pusher:
         self.nodes: list[Node] = []
         self.loads: list[PushedLoad] = []
         self._numbers: dict[object, int] = {}
+        self._built: dict[_Part, int] = {}
+        self._positions: dict[PushedLoad, int] = {}
+        self._edges: list[dict[int, set[int]]] = []
+        for number in range(len(expr.nodes)):
+            self._edges.append(self._cut(number))
 
     def boxes(self, node: int) -> list[Box]:
         """The parts of ``node`` within each of which every concatenation gives one of its operands."""
-        shape = self._layouts[node].shape
-        edges = self._cut(node)
+        shape, edges = self._layouts[node].shape, self._edges[node]
         spans = [list(itertools.pairwise(sorted({0, size, *edges.get(dim - len(shape), ())}))) for dim, size in enumerate(shape)]
         spans = [pairs or [(0, 0)] for pairs in spans]
         return [tuple((start, stop - start) for start, stop in corner) for corner in itertools.product(*spans)]
 
     def _cut(self, number: int) -> dict[int, set[int]]:
-        """Where concatenations meet along each dim of a node, counted from the last dim (-1)."""
+        """Where concatenations meet along each dim of a node, counted from the last dim (-1); those of earlier nodes are known."""
         node, rank = self._expr.nodes[number], len(self._layouts[number].shape)
         edges: dict[int, set[int]] = {}
         if isinstance(node, Joined):
             start = 0
             for operand in node.operands:
-                for dim, found in self._cut(operand).items():
+                for dim, found in self._edges[operand].items():
                     edges.setdefault(dim, set()).update(found if dim != node.dim - rank else {start + edge for edge in found})
                 edges.setdefault(node.dim - rank, set()).add(start)
                 start += self._layouts[operand].shape[node.dim]
         elif isinstance(node, Apply | Cast):
             for operand in node.operands if isinstance(node, Apply) else (node.operand,):
-                for dim, found in self._cut(operand).items():
+                for dim, found in self._edges[operand].items():
                     edges.setdefault(dim, set()).update(found)
-        elif isinstance(node, Viewed) and self._cut(node.operand):
+        elif isinstance(node, Viewed) and self._edges[node.operand]:
             raise LayoutError(
                 f"a view of a concatenation{f' (at {node.at})' if node.at else ''} cannot be fused. Take the view of its parts."
             )
         return edges
 
-    def build(self, number: int, box: Box, after: tuple[ViewStep, ...]) -> int:
-        """The pushed node for ``box`` of node ``number``, viewed by ``after``."""
+    def build(self, number: int, box: Box) -> int:
+        """The pushed node for ``box`` of node ``number``. A stack of its own: expressions are deeper than Python's."""
+        wanted: _Part = (number, box, (), len(box))
+        stack: list[tuple[_Part, list[_Part], Callable[[list[int]], int]]] = [(wanted, *self._step(*wanted))]
+        while stack:
+            part, needs, finish = stack[-1]
+            missing = next((need for need in needs if need not in self._built), None)
+            if missing is not None:
+                stack.append((missing, *self._step(*missing)))
+            else:
+                self._built[part] = finish([self._built[need] for need in needs])
+                stack.pop()
+        return self._built[wanted]
+
+    def _step(self, number: int, box: Box, after: tuple[ViewStep, ...], rank: int) -> tuple[list[_Part], Callable[[list[int]], int]]:
+        """The parts that a part is made of, and how it is made of them."""
         node = self._expr.nodes[number]
         match node:
             case Load():
                 view = View(self._layouts[number].shape, self._layouts[number].strides)
                 for dim, (start, length) in enumerate(box):
                     view = narrowed(view, dim, start, length)
-                return self._load(node, apply_views(after, view))
+                view = apply_views(after, view)
+                return [], lambda _: self._load(node, view, rank)
             case Viewed():
                 whole = tuple((0, size) for size in self._layouts[node.operand].shape)
                 narrows = tuple(ViewStep("narrow", (dim, start, length)) for dim, (start, length) in enumerate(box))
-                return self.build(node.operand, whole, (*node.steps, *narrows, *after))
+                return [(node.operand, whole, (*node.steps, *narrows, *after), rank)], _only
             case Joined():
                 start, length = box[node.dim]
+                if not length:  # no elements: any operand gives them
+                    return [(node.operands[0], (*box[: node.dim], (0, 0), *box[node.dim + 1 :]), after, rank)], _only
                 for operand in node.operands:
                     size = self._layouts[operand].shape[node.dim]
-                    if start + length <= size and size:
-                        return self.build(operand, (*box[: node.dim], (start, length), *box[node.dim + 1 :]), after)
+                    if start + length <= size:
+                        return [(operand, (*box[: node.dim], (start, length), *box[node.dim + 1 :]), after, rank)], _only
                     start -= size
                 raise AssertionError("a box lies in one operand of a concatenation")
             case Cast():
-                operand = self.build(node.operand, box, after)
-                return self._add(replace(node, operand=operand))
+                return [(node.operand, box, after, rank)], lambda built: self._add(replace(node, operand=built[0], ndim=rank))
             case Apply():
-                return self._add(replace(node, operands=tuple(self._operand(operand, number, box, after) for operand in node.operands)))
+                parts = [self._operand(operand, number, box, after) for operand in node.operands]
+                return parts, lambda built: self._add(replace(node, operands=tuple(built), ndim=rank))
             case _:
-                return self._add(node)
+                return [], lambda _: self._add(node)
 
-    def _operand(self, number: int, result: int, box: Box, after: tuple[ViewStep, ...]) -> int:
+    def _operand(self, number: int, result: int, box: Box, after: tuple[ViewStep, ...]) -> _Part:
         """An operand's part that ``box`` of the result needs, stretched to it where views follow."""
+        if isinstance(self._expr.nodes[number], Const | Number):
+            return number, (), (), 0
         shape, full = self._layouts[number].shape, self._layouts[result].shape
         skip = len(full) - len(shape)
         own = tuple(span if size == full[skip + dim] else (0, size) for dim, (span, size) in enumerate(zip(box[skip:], shape, strict=True)))
         lengths = tuple(length for _, length in box)
-        if after and lengths != tuple(length for _, length in own) and not isinstance(self._expr.nodes[number], _SCALARS):
+        if after and lengths != tuple(length for _, length in own):
             after = (ViewStep("expand", lengths), *after)
-        return self.build(number, own, after if not isinstance(self._expr.nodes[number], _SCALARS) else ())
+        return number, own, after, len(shape)
 
-    def _load(self, node: Load, view: View) -> int:
+    def _load(self, node: Load, view: View, rank: int) -> int:
         load = PushedLoad(node.operand, view)
-        number = self._numbers.get(load)
-        if number is None:
-            number = self._numbers[load] = len(self.nodes)
-            self.nodes.append(replace(node, operand=len(self.loads), ndim=len(view.shape)))
+        position = self._positions.setdefault(load, len(self.loads))
+        if position == len(self.loads):
             self.loads.append(load)
-        return number
+        return self._add(replace(node, operand=position, ndim=rank))
 
     def _add(self, node: Node) -> int:
-        key = (node, repr(node)) if not isinstance(node, Apply | Cast) else node
+        key = (node, repr(node)) if isinstance(node, Const | Number) else node
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = len(self.nodes)
             self.nodes.append(node)
         return number
+
+
+def _only(built: list[int]) -> int:
+    return built[0]

@@ -13,7 +13,7 @@ import torch
 
 from wideload.dtypes import is_half
 from wideload.errors import LayoutError
-from wideload.expr import Apply, Cast, Const, Expr, Joined, Load, Number, Numerics, Viewed, evaluate_host
+from wideload.expr import Apply, Cast, Const, Expr, Joined, Load, Number, Numerics, Viewed, is_view_of_operand, number_value
 from wideload.views import View, ViewStep, apply_views
 
 __all__ = ["evaluate_expr"]
@@ -43,7 +43,7 @@ def evaluate_expr(
             case Load():
                 value = tensors[node.operand]
             case Number():
-                value = evaluate_host(node.value, scalars)
+                value = number_value(node.value, node.kind, scalars)
             case Const():
                 value = node.value
             case Viewed():
@@ -59,7 +59,12 @@ def evaluate_expr(
         if fused and isinstance(value, torch.Tensor) and is_half(value.dtype):
             value = value.float()
         values[number] = value
-    return [_result(values[number], expr, number) for number in outputs]
+    results: list[torch.Tensor] = []
+    for position, number in enumerate(outputs):
+        result = _result(values[number], expr, number)
+        is_shared = number in outputs[:position] and not is_view_of_operand(expr, number)
+        results.append(result.clone() if is_shared else result)  # equal steps are computed once, and are two tensors from eager
+    return results
 
 
 def _computed(dtype: torch.dtype, fused: bool) -> torch.dtype:
@@ -68,10 +73,11 @@ def _computed(dtype: torch.dtype, fused: bool) -> torch.dtype:
 
 def _viewed(tensor: torch.Tensor, steps: tuple[ViewStep, ...]) -> torch.Tensor:
     try:
-        view = apply_views(steps, View(tuple(tensor.shape), tensor.stride(), tensor.storage_offset()))
-    except LayoutError:  # eager's tensor may have other strides than this one, and its own have been looked at before
-        tensor = tensor.contiguous()
-        view = apply_views(steps, View(tuple(tensor.shape), tensor.stride(), tensor.storage_offset()))
+        view = apply_views(steps, View(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())))
+    except LayoutError:
+        if tensor.is_contiguous():
+            raise
+        return _viewed(tensor.contiguous(), steps)  # eager's tensor may have other strides; they have been looked at before
     return tensor.as_strided(view.shape, view.strides, view.offset)
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from wideload.errors import LayoutError
-from wideload.expr import Apply, Cast, Expr, Joined, Load, Viewed
-from wideload.layout import broadcast_shapes, contiguous_strides, iterator_strides, like_strides
+from wideload.expr import Apply, Cast, Const, Expr, Joined, Load, Number, Viewed
+from wideload.layout import broadcast_shapes, contiguous_strides, is_row_major, iterator_strides, like_strides
 from wideload.promotion import operand_dtypes
 from wideload.views import View, apply_views
 
@@ -29,6 +29,8 @@ class NodeLayout:
 
 
 _NUMBER = NodeLayout((), ())
+_OPERANDS = ("input", "other", "condition")
+"""What the table calls the operands that torch iterates over even where they are numbers, as 0-dim tensors; others are parameters then."""
 
 
 def replay_layout(expr: Expr, operands: Sequence[NodeLayout], device_type: str) -> tuple[NodeLayout, ...]:
@@ -51,6 +53,13 @@ def replay_layout(expr: Expr, operands: Sequence[NodeLayout], device_type: str) 
             case Cast():
                 source = layouts[node.operand]
                 layouts.append(NodeLayout(source.shape, like_strides(source.shape, source.strides)))
+            case Apply() if node.op.is_alias:
+                layouts.append(layouts[node.operands[0]])
+            case Apply() if node.op.makes_contiguous:
+                sources = [layouts[number] for number in node.operands]
+                shape = broadcast_shapes(*(source.shape for source in sources))
+                keeps = node.op.keeps_format and is_row_major(shape, sources[0].strides)
+                layouts.append(sources[0] if keeps else NodeLayout(shape, contiguous_strides(shape)))
             case Apply() if node.op.keeps_format:
                 source = layouts[node.operands[0]]
                 layouts.append(NodeLayout(source.shape, like_strides(source.shape, source.strides)))
@@ -58,10 +67,18 @@ def replay_layout(expr: Expr, operands: Sequence[NodeLayout], device_type: str) 
                 sources = [layouts[number] for number in node.operands]
                 if device_type == "cpu" or node.op.converts_first:
                     sources = [_converted(layout, *at) for layout, at in zip(sources, _conversions(expr, node), strict=True)]
+                iterated = zip(sources, node.operands, node.op.operands, strict=True)
+                sources = [
+                    source for source, number, name in iterated if name in _OPERANDS or not isinstance(expr.nodes[number], Const | Number)
+                ]
                 shape = broadcast_shapes(*(source.shape for source in sources))
                 layouts.append(NodeLayout(shape, iterator_strides(shape, [(source.shape, source.strides) for source in sources])))
             case _:
                 layouts.append(_NUMBER)
+    for value, target in expr.same_shapes:
+        if layouts[value].shape != layouts[target].shape:
+            have, room = layouts[value].shape, layouts[target].shape
+            raise LayoutError(f"an in-place result has shape {have}, the tensor it is stored in {room}. Use the out-of-place form.")
     return tuple(layouts)
 
 

@@ -80,7 +80,7 @@ def cache_folder() -> Path | None:
     if os.environ.get("WIDELOAD_CACHE") == "0":
         return None
     if chosen := os.environ.get("WIDELOAD_CACHE_DIR"):
-        return Path(chosen).absolute()
+        return Path(chosen).expanduser().absolute()
     # The XDG Base Directory Specification has relative paths ignored.
     candidates = (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache"))
     return next((Path(base, "wideload") for base in candidates if os.path.isabs(base)), None)

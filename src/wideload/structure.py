@@ -18,7 +18,9 @@ def map_structure(fn: Callable[..., Any], tree: Any, *others: Any) -> Any:
     (2, [3, {'a': 4}])
     """
     if isinstance(tree, dict):
-        return type(tree)((key, map_structure(fn, value, *(other[key] for other in others))) for key, value in tree.items())
+        mapped = tree.copy()  # the same kind of dict, whatever its constructor takes
+        mapped.update((key, map_structure(fn, value, *(other[key] for other in others))) for key, value in tree.items())
+        return mapped
     if isinstance(tree, (tuple, list)):
         values = [map_structure(fn, *items) for items in zip(tree, *others, strict=True)]
         return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)

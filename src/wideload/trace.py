@@ -11,7 +11,7 @@ import operator
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -86,12 +86,15 @@ def trace_function(fn: Callable[..., Any], name: str, args: Any, kwargs: Any) ->
     outer, _active.tracer = getattr(_active, "tracer", None), tracer
     try:
         returned = fn(*args, **kwargs)
+        if tracer.refusal is not None:
+            raise tracer.refusal
     finally:
         _active.tracer = outer
     outputs: list[int] = []
-    result = map_structure(lambda leaf: tracer.leave(leaf, outputs), returned)
+    seen: dict[int, int] = {}
+    result = map_structure(lambda leaf: tracer.leave(leaf, outputs, seen), returned)
     loads = tuple(node for node in tracer.nodes if isinstance(node, Load))
-    return Traced(Expr(name, loads, tuple(tracer.nodes), tuple(outputs)), result, tracer.reads_sizes)
+    return Traced(Expr(name, loads, tuple(tracer.nodes), tuple(outputs), tuple(tracer.same_shapes)), result, tracer.reads_sizes)
 
 
 _active = threading.local()
@@ -127,11 +130,25 @@ def _user_location() -> Location | None:
 
 
 def _refuse(what: str, way_out: str) -> NoReturn:
+    """Raise a ``TraceError``, also at the trace's end if the function catches it: what follows is not what eager would do."""
     at = _user_location()
-    raise TraceError(f"{what}{f' (at {at})' if at else ''}. {way_out}")
+    error = TraceError(f"{what}{f' (at {at})' if at else ''}. {way_out}")
+    tracer = getattr(_active, "tracer", None)
+    if tracer is not None and tracer.refusal is None:
+        tracer.refusal = error
+    raise error
 
 
 # ---- numbers known only at the call
+
+
+def _names_in(value: HostValue) -> Iterator[str]:
+    """The arguments that a host expression is made of."""
+    if isinstance(value, HostInput):
+        yield value.name
+    elif isinstance(value, HostCall):
+        for arg in value.args:
+            yield from _names_in(arg)
 
 
 class _Scalar:
@@ -141,12 +158,27 @@ class _Scalar:
     _kind: type
 
     def _seen(self, how: str) -> NoReturn:
-        name = self._value.name if isinstance(self._value, HostInput) else None
-        static = f'static=("{name}",)' if name else "static=(...)"
+        names = list(dict.fromkeys(_names_in(self._value)))
+        what = f"the runtime scalar {names[0]}" if len(names) == 1 else f"the runtime scalars {', '.join(names)}"
+        listed = ", ".join(f'"{name}"' for name in names) + "," * (len(names) == 1)
         _refuse(
-            f"{how} needs the value of the runtime scalar {name or 'expression'}, which differs from call to call",
-            f"Use torch.where for a choice by value, or wl.fuse(..., {static}) to make the number part of the kernel",
+            f"{how} needs the value of {what}, which differs from call to call",
+            f"Use torch.where for a choice by value, or wl.fuse(..., static=({listed})) to make the number part of the kernel",
         )
+
+    # isinstance(s, float) is true of a float; its value stays unseen.
+    __class__ = property(lambda self: self._kind)
+
+    @property
+    def node(self) -> NoReturn:  # where torch's C++ would look for a SymInt's or SymFloat's value
+        self._seen("a function of numbers alone, or a size,")
+
+    def is_integer(self) -> bool:
+        """A question about the value."""
+        self._seen("is_integer()")
+
+    def __format__(self, spec: str) -> str:
+        self._seen("formatting")
 
     def __bool__(self) -> bool:
         self._seen("a branch (if, and, or, not, min, max)")
@@ -164,10 +196,26 @@ class _Scalar:
         self._seen("range() or an index")
 
     def __hash__(self) -> int:
-        return id(self)
+        self._seen("hash(), a set or a dict")
 
     def __repr__(self) -> str:
         return f"<runtime {self._kind.__name__}>"
+
+    def __str__(self) -> str:
+        self._seen("str()")
+
+    def __divmod__(self, other: Any) -> Any:
+        self._seen("divmod()")
+
+    @property
+    def real(self) -> NoReturn:
+        """A part of the value."""
+        self._seen(".real")
+
+    @property
+    def imag(self) -> NoReturn:
+        """A part of the value."""
+        self._seen(".imag")
 
     def __round__(self, *_: Any) -> int:
         self._seen("round()")
@@ -199,13 +247,21 @@ def _scalar(value: HostValue, kind: type) -> _Scalar:
 _NUMBERS = (bool, int, float, complex)
 
 
+def _is_scalar(value: Any) -> bool:
+    return type(value) in (_IntScalar, _FloatScalar)
+
+
+def _is_number(value: Any) -> bool:
+    return _is_scalar(value) or type(value) in _NUMBERS
+
+
 def _host_arithmetic(fn: Callable[..., Any], reflected: bool) -> Callable[..., Any]:
     def method(self: _Scalar, *others: Any) -> Any:
-        if not all(isinstance(other, (_Scalar, *_NUMBERS)) for other in others):
+        if not all(_is_number(other) for other in others):
             return NotImplemented
         operands = (*others, self) if reflected else (self, *others)
-        values = tuple(x._value if isinstance(x, _Scalar) else x for x in operands)
-        samples = tuple(x._kind(1) if isinstance(x, _Scalar) else x for x in operands)
+        values = tuple(x._value if _is_scalar(x) else x for x in operands)
+        samples = tuple(x._kind(1) if _is_scalar(x) else x for x in operands)
         try:
             kind = type(fn(*samples))
         except ZeroDivisionError:
@@ -226,14 +282,23 @@ for _name in ("neg", "pos", "abs", "invert", "eq", "ne", "lt", "le", "gt", "ge")
 # ---- tensors
 
 
-class _Tensor:
-    """Stands for a tensor while the function runs: what torch does with it is recorded."""
+class _Tensor(torch.Tensor):
+    """Stands for a tensor while the function runs: what torch does with it is recorded.
 
-    __slots__ = ("_node", "_shape")
+    A subclass, so that ``isinstance(x, torch.Tensor)`` holds; the empty tensor that it is by birth is never looked at.
+    """
+
     __array_ufunc__ = None  # a NumPy scalar on the left leaves the operator to this class
+    _node: int
+    _shape: tuple[int, ...]
+
+    def __new__(cls, node: int, shape: tuple[int, ...]) -> _Tensor:
+        tensor = torch.Tensor.__new__(cls)
+        tensor._node, tensor._shape = node, shape
+        return tensor
 
     def __init__(self, node: int, shape: tuple[int, ...]) -> None:
-        self._node, self._shape = node, shape
+        pass
 
     @classmethod
     def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -248,20 +313,20 @@ class _Tensor:
         return _tracer().read(name, self)
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
         return _tracer().dtype(self)
 
     @property
-    def ndim(self) -> int:
+    def ndim(self) -> int:  # type: ignore[override]
         return len(self._shape)
 
     @property
-    def shape(self) -> torch.Size:
+    def shape(self) -> torch.Size:  # type: ignore[override]
         _tracer().reads_sizes = True
         return torch.Size(self._shape)
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # type: ignore[override]
         return _tracer().device
 
     def _seen(self, how: str, way_out: str = "Use torch.where for a choice by value.") -> NoReturn:
@@ -303,7 +368,7 @@ class _Tensor:
     def __hash__(self) -> int:
         return id(self)
 
-    def __repr__(self) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"<traced {dtype_name(self.dtype)} tensor>"
 
     def __format__(self, spec: str) -> str:
@@ -332,8 +397,10 @@ _CASTS: dict[str, torch.dtype] = {
     **{"int": torch.int32, "long": torch.int64, "short": torch.int16, "char": torch.int8, "byte": torch.uint8, "bool": torch.bool},
     **{"cfloat": torch.complex64, "cdouble": torch.complex128, "chalf": torch.complex32},
 }
+_RESULTS = (*_NUMBERS, str, bytes, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout, np.generic)
 _CAST_METHODS = {getattr(torch.Tensor, name): dtype for name, dtype in _CASTS.items()}
-_SAME_TENSOR = {torch.Tensor.contiguous, torch.Tensor.requires_grad_}
+_KEPT_FORMATS = (None, torch.preserve_format)
+_OUT_OF_PLACE = "Use the out-of-place form, and out= to write into existing memory"
 _JOINS = ("cat", "concat", "concatenate", "stack")
 
 
@@ -348,34 +415,48 @@ class _Tracer:
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.reads_sizes = False
+        self.refusal: TraceError | None = None
         self.device = torch.device("cpu")
         self._numbers: dict[Any, int] = {}
         self._slots = 0
         self._operands: list[_Tensor] = []
+        self._entered: dict[int, _Tensor] = {}
         self._aliased: set[int] = set()  # nodes that views were taken of
+        self.same_shapes: list[tuple[int, int]] = []  # what was stored in place, and where
 
     # -- arguments and results
 
     def enter(self, leaf: Any) -> Any:
         if isinstance(leaf, TensorArg):
+            if id(leaf) in self._entered:
+                return self._entered[id(leaf)]
             self.device = leaf.device if leaf.device.type != "cpu" or not self._operands else self.device
             node = self._add(Load(len(self._operands), leaf.name, leaf.dtype, len(leaf.shape)))
             self._operands.append(_Tensor(node, leaf.shape))
+            self._entered[id(leaf)] = self._operands[-1]
             return self._operands[-1]
         if isinstance(leaf, NumberArg):
             self._slots += 1
             return _scalar(HostInput(self._slots - 1, leaf.name), leaf.kind)
         return leaf
 
-    def leave(self, leaf: Any, outputs: list[int]) -> Any:
+    def leave(self, leaf: Any, outputs: list[int], seen: dict[int, int]) -> Any:
+        """A leaf of the result; one traced tensor returned twice is one output, equal ones are several, as from eager."""
         if isinstance(leaf, _Tensor):
-            outputs.append(leaf._node)
+            output = seen.setdefault(id(leaf), len(outputs))
+            if output == len(outputs):
+                outputs.append(leaf._node)
             node = self.nodes[leaf._node]
-            return TensorResult(len(outputs) - 1, node.operand if isinstance(node, Load) else None)
-        if isinstance(leaf, _Scalar):
+            return TensorResult(output, node.operand if isinstance(node, Load) else None)
+        if _is_scalar(leaf):
             return HostResult(leaf._value)
         if isinstance(leaf, torch.Tensor):
             raise TraceError("the function returns a tensor that is not computed from its arguments. Pass that tensor as an argument.")
+        if not isinstance(leaf, _RESULTS):
+            raise TraceError(
+                f"the function returns a {type(leaf).__module__}.{type(leaf).__qualname__}; allowed: tensors, numbers, strings, None and "
+                "dtypes, in tuples, lists, dicts and namedtuples"
+            )
         return leaf
 
     # -- calls
@@ -388,22 +469,30 @@ class _Tracer:
         name = getattr(func, "__name__", "")
         if kwargs.get("out") is not None:
             _refuse(f"{_spelled(func)} has out= inside a fused function", "Return the result, and give out= to the fused function")
+        formats = (torch.contiguous_format,) if name == "contiguous" else _KEPT_FORMATS
+        if kwargs.get("memory_format", formats[0]) not in formats:
+            _refuse(
+                f"{_spelled(func)} to {kwargs['memory_format']} changes the layout of a value", "Convert the result of the fused function"
+            )
         if func in _CAST_METHODS:
             return self._cast(args[0], _CAST_METHODS[func])
         if func in (torch.Tensor.to, torch.Tensor.type, torch.Tensor.type_as):
             return self._to(func, *args, **kwargs)
-        if func in _SAME_TENSOR:
-            return args[0]
         query = _QUERIES.get(name)
-        if query is not None and getattr(torch.Tensor, name, None) is not None and name not in ("__get__",):
+        if query is not None and getattr(torch.Tensor, name, None) is not None:
             return query(self, *args, **kwargs)
-        if name == "__get__":  # a property reached through torch's own wrapper
-            return getattr(args[0], _property_name(func))
+        if name == "__get__":
+            return self.read(_property_name(func), args[0])
+        if name == "__set__":
+            _refuse(f"an assignment to .{_property_name(func)} changes a tensor", "Compute a new one")
         spelling = SPELLINGS.get(func)
         if spelling is not None:
             if kwargs.pop("inplace", False) is True:
                 return self._assign(args[0], self._spell(func, spelling, args, kwargs), _spelled(func))
-            return self._spell(func, spelling, args, kwargs)
+            result = self._spell(func, spelling, args, kwargs)
+            if name == "contiguous" or (isinstance(result, _Tensor) and self._is_alias(result._node)):
+                self._aliased.update((args[0]._node, result._node))
+            return result
         functional = _functional_form(func)
         if functional is not None:
             return self._assign(args[0], self._spell(func, SPELLINGS[functional], args, kwargs), _spelled(func))
@@ -414,6 +503,10 @@ class _Tracer:
         _refuse(
             f"{_spelled(func)} is not an elementwise op that wideload knows", "Compute it outside the fused function and pass its result"
         )
+
+    def _is_alias(self, number: int) -> bool:
+        node = self.nodes[number]
+        return isinstance(node, Apply) and node.op.is_alias
 
     def _spell(self, func: Callable[..., Any], spelling: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
@@ -445,7 +538,7 @@ class _Tracer:
         operand = operand.item() if isinstance(operand, np.generic) else operand
         if isinstance(operand, _Tensor):
             return operand._node
-        if isinstance(operand, _Scalar):
+        if _is_scalar(operand):
             return self._add(Number(operand._value, operand._kind))
         if isinstance(operand, _NUMBERS):
             return self._add(Const(operand))
@@ -486,28 +579,28 @@ class _Tracer:
 
     def _to(self, func: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any) -> Any:
         wanted = [*args, *(kwargs[key] for key in ("dtype", "other") if key in kwargs)]
-        dtypes = [x if isinstance(x, torch.dtype) else x.dtype for x in wanted if isinstance(x, (torch.dtype, torch.Tensor, _Tensor))]
+        if func is torch.Tensor.type and any(isinstance(x, str) for x in wanted):
+            _refuse(f"{_spelled(func)} converts to a dtype that is spelt as text", "Use .to(dtype)")
+        dtypes = [x if isinstance(x, torch.dtype) else x.dtype for x in wanted if isinstance(x, torch.dtype) or hasattr(x, "dtype")]
         moved = [x for x in (*args, kwargs.get("device")) if isinstance(x, (str, int, torch.device)) and not isinstance(x, bool)]
         for device in moved:
             if isinstance(device, int) or torch.device(device).type != self.device.type:
                 _refuse(f"{_spelled(func)} moves a tensor to {device}", "Move it before the call")
         if not isinstance(tensor, _Tensor):
             _refuse(f"{_spelled(func)} converts a tensor that is not an argument", "Pass it as an argument")
-        if not dtypes:
-            return tensor
-        result = self._cast(tensor, dtypes[0])
-        copied = kwargs.get("copy") or (True in args[1:] and len(args) > 2)
+        result = self._cast(tensor, dtypes[0]) if dtypes else tensor
+        copied = kwargs.get("copy") or (len(args) > 2 and args[2] is True)
         return self._apply(OPS["clone"], (tensor,)) if copied and result is tensor else result
 
     # -- in-place, views, properties
 
     def _assign(self, target: Any, value: Any, name: str) -> Any:
-        """An in-place method on an intermediate gives that name a new value; on an argument it would write to memory."""
-        if not isinstance(target, _Tensor) or isinstance(self.nodes[target._node], Load):
-            _refuse(
-                f"{name} would write into an argument of the fused function",
-                "Use the out-of-place form, and out= to write into existing memory",
-            )
+        """An in-place method on an intermediate gives that name a new value; elsewhere it would write to memory that others read."""
+        node = self.nodes[target._node] if isinstance(target, _Tensor) else None
+        if node is None or isinstance(node, Load):
+            _refuse(f"{name} would write into an argument of the fused function", _OUT_OF_PLACE)
+        if isinstance(node, Viewed) or target._node in self._aliased:
+            _refuse(f"{name} writes in place where another tensor shares the memory", "Use the out-of-place form")
         have, got = self.dtype(target), self.dtype(value)
         if not torch.can_cast(got, have):
             where = f"(at {_user_location()})"
@@ -518,6 +611,7 @@ class _Tracer:
             raise LayoutError(
                 f"{name}: the result has shape {value._shape}, the tensor it is stored in {target._shape} (at {_user_location()})."
             )
+        self.same_shapes.append((value._node, target._node))
         target._node = self._cast(value, have)._node
         return target
 
@@ -525,6 +619,8 @@ class _Tracer:
         """The views that one call takes of ``tensor``."""
         if not isinstance(tensor, _Tensor):
             _refuse(f"{name} takes a view of a tensor that is not an argument", "Pass the tensor as an argument of the fused function")
+        if name in ("H", "mH", "adjoint") and self.dtype(tensor).is_complex:
+            _refuse(f"{name} of a complex tensor conjugates it", "Use the transpose, and conjugate outside the fused function")
         try:
             recorded = record_view(name, args, kwargs, tensor._shape)
             self.reads_sizes |= recorded.depends_on_shape
@@ -560,7 +656,8 @@ class _Tracer:
         rank = len(parts[0]._shape)
         if not rank or any(len(part._shape) != rank for part in parts) or not -rank <= dim < rank:
             raise LayoutError(
-                f"{name} of shapes {[part._shape for part in parts]} along dim {dim}: it takes tensors of one rank, and one of their dims (at {_user_location()})"
+                f"{name} of shapes {[part._shape for part in parts]} along dim {dim} (at {_user_location()}): "
+                "it takes tensors of one rank and one of their dims."
             )
         dim %= rank
         if len({(*part._shape[:dim], *part._shape[dim + 1 :]) for part in parts}) > 1:
@@ -627,5 +724,13 @@ def _functional_form(func: Callable[..., Any]) -> Callable[..., Any] | None:
 
 
 def is_traced(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether an argument is a proxy: the caller is being traced itself."""
-    return any(isinstance(value, (_Tensor, _Scalar)) for value in (*args, *kwargs.values()))
+    """Whether a proxy is among the arguments: the caller is being traced itself."""
+    return getattr(_active, "tracer", None) is not None and any(_holds_proxy(value) for value in (*args, *kwargs.values()))
+
+
+def _holds_proxy(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(map(_holds_proxy, value))
+    if isinstance(value, dict):
+        return any(map(_holds_proxy, value.values()))
+    return type(value) in (_Tensor, _IntScalar, _FloatScalar)

@@ -86,35 +86,33 @@ def record_index(index: Any, shape: Shape) -> tuple[ViewStep, ...]:
     """Return the steps of ``tensor[index]``, to be applied one after the other, for ints, slices, ``None`` and ``...``.
 
     Raises ``TraceError`` for any other index (a bool, a list, an array, a tensor), which makes a copy and not a view, and
-    ``LayoutError`` for a step below 1 and for more indices than dims.
+    ``LayoutError`` for a step below 1, for more indices than dims and for a second ``...``, which torch takes here and there.
 
     >>> record_index((..., None, slice(1, -1)), (4, 6))
     (ViewStep(name='unsqueeze', args=(1,)), ViewStep(name='slice', args=(2, 1, -1, 1)))
     """
     items = index if isinstance(index, tuple) else (index,)
     num_indexed = sum(item is not None and item is not Ellipsis for item in items)
+    if num_indexed > len(shape) or sum(item is Ellipsis for item in items) > 1:
+        raise LayoutError(f"{num_indexed} indices for a tensor of shape {shape}: one a dim is allowed, and one ... for all others")
     steps: list[ViewStep] = []
-    dim, ndim = 0, len(shape)
+    dim = 0
     for item in items:
-        if num_indexed > len(shape) or dim > ndim - (item is not None and item is not Ellipsis):
-            raise LayoutError(f"{num_indexed} indices for a tensor of shape {shape}: one a dim is allowed, and one ...")
         if item is Ellipsis:
             dim += len(shape) - num_indexed
         elif item is None:
             steps.append(ViewStep("unsqueeze", (dim,)))
-            dim, ndim = dim + 1, ndim + 1
+            dim += 1
         elif isinstance(item, slice):
-            start, stop, step = (
-                bound if bound is None else _integer("a slice bound", bound) for bound in (item.start, item.stop, item.step)
-            )
+            bounds = (item.start, item.stop, item.step)
+            start, stop, step = (None if bound is None else _integer("a slice bound", bound) for bound in bounds)
             if step is not None and step < 1:
                 raise LayoutError(f"a slice of a tensor of shape {shape} has step {step}: torch takes steps of 1 and more")
-            if (start or 0, stop, step or 1) != (0, None, 1):
+            if start or stop is not None or (step or 1) > 1:
                 steps.append(ViewStep("slice", (dim, start or 0, stop, step or 1)))
             dim += 1
         else:
             steps.append(ViewStep("select", (dim, _integer("an index that makes a view", item))))
-            ndim -= 1
     return tuple(steps)
 
 
@@ -128,6 +126,12 @@ def _integer(what: str, value: Any) -> int:
 
 def _integers(what: str, values: Any) -> tuple[int, ...]:
     return tuple(_integer(what, value) for value in (values if isinstance(values, tuple | list) else (values,)))
+
+
+def _sizes_of(other: Any) -> Shape:
+    if not hasattr(other, "shape"):
+        raise TraceError(f"other must be a tensor, not a {type(other).__name__}")
+    return tuple(other.shape)
 
 
 def _dim(dim: Any, ndim: int) -> int:
@@ -167,7 +171,9 @@ def _record_chunk(shape: Shape, chunks: Any, dim: Any = 0) -> RecordedViews:
 def _record_split(shape: Shape, split_size: Any, dim: Any = 0) -> RecordedViews:
     dim = _dim(dim, len(shape))
     if isinstance(split_size, tuple | list):
-        return _pieces("split_with_sizes", _integers("a split size", split_size), dim, len(split_size))
+        sizes = _integers("a split size", split_size)
+        _check_split_sizes(sizes, shape[dim])
+        return _pieces("split_with_sizes", sizes, dim, len(sizes), depends_on_shape=not sizes)
     split_size, size = _integer("split_size", split_size), shape[dim]
     if split_size < 0 or (split_size == 0 and size):
         raise LayoutError(f"split_size is {split_size} for a dim of size {size}, and must be at least 1")
@@ -232,8 +238,6 @@ def _record_reversed(shape: Shape) -> RecordedViews:
 
 
 def _record_matrix_transpose(shape: Shape) -> RecordedViews:
-    if len(shape) == 1:
-        raise LayoutError("a matrix or a batch of matrices is needed; unsqueeze makes one")
     return _record_transpose(shape, -2, -1) if shape else _one("permute")
 
 
@@ -267,7 +271,7 @@ _RECORDERS: dict[str, Callable[..., RecordedViews]] = {
     "chunk": _record_chunk,
     "diagonal": _record_diagonal,
     "expand": lambda shape, size: _one("expand", *_integers("a size", size)),
-    "expand_as": lambda shape, other: _one("expand", *other.shape, depends_on_shape=True),
+    "expand_as": lambda shape, other: _one("expand", *_sizes_of(other), depends_on_shape=True),
     "flatten": _record_flatten,
     "mH": _record_matrix_transpose,
     "mT": _record_matrix_transpose,
@@ -277,10 +281,10 @@ _RECORDERS: dict[str, Callable[..., RecordedViews]] = {
     "permute": _record_permute,
     "ravel": lambda shape: _one("ravel"),
     "reshape": lambda shape, size: _one("reshape", *_integers("a size", size)),
-    "reshape_as": lambda shape, other: _one("reshape", *other.shape, depends_on_shape=True),
+    "reshape_as": lambda shape, other: _one("reshape", *_sizes_of(other), depends_on_shape=True),
     "select": lambda shape, dim, index: _one("select", _dim(dim, len(shape)), _integer("index", index)),
     "split": _record_split,
-    "split_with_sizes": lambda shape, split_size, dim=0: _record_split(shape, list(split_size), dim),
+    "split_with_sizes": lambda shape, split_size, dim=0: _record_split(shape, _integers("a split size", split_size), dim),
     "squeeze": _record_squeeze,
     "swapaxes": _record_transpose,
     "swapdims": _record_transpose,
@@ -294,7 +298,7 @@ _RECORDERS: dict[str, Callable[..., RecordedViews]] = {
     ),
     "unsqueeze": lambda shape, dim: _one("unsqueeze", _dim(dim, len(shape) + 1)),
     "view": lambda shape, size: _one("reshape", *_integers("a size", size)),
-    "view_as": lambda shape, other: _one("reshape", *other.shape, depends_on_shape=True),
+    "view_as": lambda shape, other: _one("reshape", *_sizes_of(other), depends_on_shape=True),
 }
 
 VIEW_NAMES = frozenset(_RECORDERS)
@@ -336,7 +340,9 @@ def apply_view(step: ViewStep, view: View) -> View:
 
 
 def narrowed(view: View, dim: int, start: int, length: int) -> View:
-    """Return ``length`` indices of ``dim`` from ``start`` on. Raises ``LayoutError`` where there are fewer.
+    """Return the part of ``view`` with the ``length`` indices from ``start`` on of ``dim``. Raises ``LayoutError`` where there are fewer.
+
+    All count from 0; none is negative.
 
     >>> narrowed(View((3, 8), (8, 1)), 1, 2, 4)
     View(shape=(3, 4), strides=(8, 1), offset=2)
@@ -371,9 +377,13 @@ def _split(view: View, split_size: int, dim: int, piece: int) -> View:
     return narrowed(view, dim, start, min(split_size, view.shape[dim] - start))
 
 
+def _check_split_sizes(sizes: Shape, size: int) -> None:
+    if min(sizes, default=0) < 0 or sum(sizes) != size:
+        raise LayoutError(f"split sizes {sizes} must not be negative, and must add up to the size of the dim, {size}")
+
+
 def _split_with_sizes(view: View, sizes: Shape, dim: int, piece: int) -> View:
-    if min(sizes, default=0) < 0 or sum(sizes) != view.shape[dim]:
-        raise LayoutError(f"the sizes must be positive or 0, and their sum {view.shape[dim]}")
+    _check_split_sizes(sizes, view.shape[dim])
     return narrowed(view, dim, sum(sizes[:piece]), sizes[piece])
 
 
@@ -460,12 +470,14 @@ def _ravel(view: View) -> View:
 def _inferred(num_elements: int, sizes: Shape) -> Shape:
     """Return ``sizes`` with the one -1 among them, if any, replaced so that they hold ``num_elements``."""
     known = prod(size for size in sizes if size != -1)
-    if min(sizes, default=0) < -1 or sizes.count(-1) > 1:
-        raise LayoutError(f"sizes {sizes} must not be negative, but for one -1")
-    inferred, rest = divmod(num_elements, known) if known and -1 in sizes else (0, num_elements - known)
-    if rest or (-1 in sizes and not known):
-        raise LayoutError(f"sizes {sizes} do not hold {num_elements} elements in one way")
-    return tuple(inferred if size == -1 else size for size in sizes)
+    if min(sizes, default=0) < -1 or sizes.count(-1) > 1 or (-1 in sizes and known == 0):
+        raise LayoutError(f"sizes {sizes} must not be negative, but for one -1 among sizes that are not 0")
+    shape = tuple(num_elements // known if size == -1 else size for size in sizes)
+    if prod(shape) != num_elements:
+        raise LayoutError(
+            f"sizes {sizes} cannot hold {num_elements} elements: they must multiply to it, where -1 stands for what is missing"
+        )
+    return shape
 
 
 def _reshaped_strides(view: View, shape: Shape) -> Strides:

@@ -127,6 +127,8 @@ inline double __ll2double_rn(long long x) { return (double)x; }
 inline double __ull2double_rn(unsigned long long x) { return (double)x; }
 inline float __double2float_rn(double x) { return (float)x; }
 
+inline int __vimax_s32_relu(int x, int y) { return x > y ? (x > 0 ? x : 0) : (y > 0 ? y : 0); }
+
 // The PTX that the prelude wraps, under the prelude's names.
 unsigned short f16_bits(float);  // cvt.rn.f16.f32
 float f16_value(unsigned short);  // cvt.f32.f16

@@ -14,7 +14,7 @@ import wideload as wl
 from tests.emulator.emulated import behind, run_emulated
 from tests.emulator.emulator import EmulatorError, build, run_on
 from wideload.emit.kernel import emit_kernel
-from wideload.execute import kernel_arguments
+from wideload.execute import is_safe_in_place, kernel_arguments
 from wideload.plan import THREADS, Operand, Target, plan_kernels
 from wideload.replay import NodeLayout
 from wideload.trace import TensorArg, trace_function
@@ -151,12 +151,218 @@ def test_any_layout_of_an_output(data: st.DataObject, shape: tuple[int, ...]) ->
     assert_same(out.clone(memory_format=plain), (x + x).clone(memory_format=plain))
 
 
+# ---- rows and outputs with gaps
+
+
+def sliced(rows: int, columns: int, pitch: int, offset: int, dtype: torch.dtype, start: int = 0) -> torch.Tensor:
+    """Rows of a matrix whose first element lies at ``offset``; the storage ends with the last one."""
+    return shifted(ramp((rows - 1) * pitch + columns, dtype, start), offset).as_strided((rows, columns), (pitch, 1), offset)
+
+
+def family(f: wl.FusedFunction, *args: Any, out: Any = None) -> str:
+    (kernel,) = f.plan(*args, out=out, target="sm_90").kernels
+    return kernel.plan.variant.family
+
+
+affine = wl.fuse(lambda x, scale, bias: x * scale + bias, name="affine")
+
+
+@pytest.mark.parametrize("dtype", [u8, bf16, f32, f64], ids=str)
+def test_rows_of_every_length_pitch_and_alignment(dtype: torch.dtype) -> None:
+    """A matrix, a column and a row, into an output that starts anywhere: columns from one access to beyond three."""
+    per_access = 16 // dtype.itemsize
+    generator = torch.Generator().manual_seed(2)
+    for columns in range(per_access, 3 * per_access + 2):
+        for _ in range(3):
+            gap, ox, oy, oo = torch.randint(0, 2 * per_access, (4,), generator=generator).tolist()
+            x, scale = sliced(5, columns, columns + gap, ox, dtype), ramp(5, dtype, 1).view(5, 1)
+            bias = shifted(ramp(columns, dtype, 7), oy)
+            out = shifted(torch.zeros(5 * columns, dtype=dtype), oo).view(5, columns)
+            assert family(affine, x, scale, bias, out=out) == "rows"
+            run_emulated(affine, x, scale, bias, out=out)
+            assert torch.equal(out, x * scale + bias), f"{columns} columns, gap {gap}, offsets {ox} {oy} {oo}"
+
+
+@pytest.mark.parametrize("dtype", [u8, bf16, f32, f64], ids=str)
+def test_outputs_with_gaps_of_every_length_pitch_and_alignment(dtype: torch.dtype) -> None:
+    per_access = 16 // dtype.itemsize
+    generator = torch.Generator().manual_seed(3)
+    for columns in range(per_access, 3 * per_access + 2):
+        for _ in range(3):
+            gap, out_gap, ox, oy, oo = torch.randint(0, 2 * per_access, (5,), generator=generator).tolist()
+            x, scale = sliced(5, columns, columns + gap, ox, dtype), ramp(5, dtype, 1).view(5, 1)
+            bias = shifted(ramp(columns, dtype, 7), oy)
+            out = sliced(5, columns, columns + out_gap + 1, oo, dtype)
+            assert family(affine, x, scale, bias, out=out) == "pitched"
+            want = x * scale + bias
+            run_emulated(affine, x, scale, bias, out=out)  # the gaps are checked by the emulator
+            assert torch.equal(out, want), f"{columns} columns, gaps {gap} {out_gap}, offsets {ox} {oy} {oo}"
+
+
+def test_two_outputs_each_at_its_own_pitch_and_width() -> None:
+    f = wl.fuse(lambda a, b: ((a + b).to(bf16), a - b), name="two")
+    generator = torch.Generator().manual_seed(4)
+    families = set()
+    for _ in range(40):
+        rows, columns = (torch.randint(0, 26, (2,), generator=generator) // torch.tensor([5, 1]) + torch.tensor([1, 4])).tolist()
+        gaps, offsets = (torch.randint(0, 7, (4,), generator=generator).tolist() for _ in range(2))
+        gaps = [gap // 2 for gap in gaps]
+        a, b, p, q = (
+            sliced(rows, columns, columns + gap, offset, dtype, start)
+            for start, (gap, offset, dtype) in enumerate(zip(gaps, offsets, (bf16, f32, bf16, f32), strict=True))
+        )
+        want = ((a + b).to(bf16), a - b)
+        run_emulated(f, a, b, out=(p, q))
+        assert (torch.equal(p, want[0]), torch.equal(q, want[1])) == (True, True), f"{rows} x {columns}, {gaps}, {offsets}"
+        families.add(family(f, a, b, out=(p, q)))
+    assert families >= {"rows", "pitched"}
+
+
+@RANDOM
+@given(data=st.data(), outer=st.lists(st.integers(1, 4), max_size=3), columns=st.integers(1, 40), dtype=st.sampled_from((f32, bf16)))
+def test_any_rows_into_any_rows(data: st.DataObject, outer: list[int], columns: int, dtype: torch.dtype) -> None:
+    """Operands that run along their last dim or not at all, any outer dims stretched or permuted, and an output with any gaps."""
+    shape = (*outer, columns)
+
+    def rows_of(is_output: bool) -> torch.Tensor:
+        order = data.draw(st.permutations(range(len(outer))))
+        inner = 1 if is_output or data.draw(st.integers(0, 3)) else 0
+        strides, step = [0] * len(shape), (columns if inner else 1) + data.draw(st.integers(0, 9))
+        strides[-1] = inner
+        for dim in order:
+            if is_output or data.draw(st.integers(0, 3)):
+                strides[dim], step = step, step * shape[dim] + data.draw(st.sampled_from((0, 0, 1, 5)))
+        offset = data.draw(st.integers(0, 17))
+        end = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+        return shifted(ramp(end, dtype, offset), offset).as_strided(shape, strides, offset)
+
+    x, y, out = rows_of(False), rows_of(False), rows_of(True)
+    want = x * 3 + y
+    run_emulated(scaled_sum, x, y, out=out)
+    assert torch.equal(out, want)
+
+
+def test_many_blocks_of_rows() -> None:
+    x, bias = torch.randn(70, 131)[:, 2:], torch.randn(129)
+    assert_same(run_emulated(add, x, bias), x + bias)
+    out = torch.zeros(70, 140)[:, 3:132]
+    run_emulated(add, x, bias, out=out)
+    assert torch.equal(out, x + bias)
+
+
 def test_64_bit_indices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wideload.layout.INT31_MAX", 3)
     f = wl.fuse(lambda x, y: x * 2 + y, name="wide")
     x, y = torch.randn(5, 7, 3).permute(1, 2, 0), torch.randn(3, 1)
     assert f.plan(x, y, target="sm_90").kernels[0].plan.variant.index_bits == 64
     assert_same(run_emulated(f, x, y), x * 2 + y)
+
+
+def test_64_bit_indices_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wideload.layout.INT31_MAX", 3)
+    monkeypatch.setattr("wideload.plan.INT31_MAX", 3)
+    f = wl.fuse(lambda x, scale, bias: x * scale + bias, name="wide")
+    for columns, pitch, offset in ((4, 4, 1), (5, 9, 0), (8, 12, 3), (13, 13, 2), (33, 40, 5)):
+        x = sliced(6, columns, pitch, offset, f32).unflatten(0, (3, 2))
+        scale, bias = ramp(3, f32).view(3, 1, 1), shifted(ramp(columns, f32, 3), 1)
+        for gap, family in ((0, "rows"), (3, "pitched")):
+            out = sliced(6, columns, columns + gap, offset + 1, f32).unflatten(0, (3, 2))
+            plan = f.plan(x, scale, bias, out=out, target="sm_90").kernels[0].plan
+            assert (plan.variant.family, plan.variant.index_bits) == (family, 64)
+            run_emulated(f, x, scale, bias, out=out)
+            assert torch.equal(out, x * scale + bias)
+
+
+# ---- views inside the function
+
+
+def rotate_half(x: Any) -> Any:
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((-second, first), dim=-1)
+
+
+def rope(x: Any, cos: Any, sin: Any) -> Any:
+    return x * cos + rotate_half(x) * sin
+
+
+def rope_interleaved(x: Any, cos: Any, sin: Any) -> Any:
+    even, odd = x[..., ::2], x[..., 1::2]
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
+
+
+def packed_swiglu(x: Any) -> Any:
+    gate, up = x.chunk(2, dim=-1)
+    return gate.relu() * up
+
+
+VIEWED: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
+    "packed halves": (packed_swiglu, [(5, 32)]),
+    "packed halves that no access divides": (packed_swiglu, [(5, 2, 26)]),
+    "rope": (rope, [(2, 3, 5, 16), (3, 1, 16), (3, 1, 16)]),
+    "rope with narrow halves": (rope, [(2, 3, 5, 6), (3, 1, 6), (3, 1, 6)]),
+    "pairs": (lambda x, y: torch.stack((x * 2, y - 1), -1), [(4, 9), (4, 9)]),
+    "a stack of rows": (lambda x, y: torch.stack((x * 2, x + y, y - 1)), [(4, 9), (4, 9)]),
+    "a stack in the middle": (lambda x, y: torch.stack((x * y, x), 1), [(4, 9), (9,)]),
+    "a window": (lambda x: x[1:-2, 3:] * x[3:, :-3] + x[-3, 0], [(9, 40)]),
+    "the last columns": (lambda x: x[-3:, -5:] * 2 - x[:3, 4:9], [(9, 40)]),
+    "the middle of an intermediate": (lambda x, y: (x * y + 1)[1:, 2:-1], [(5, 21), (21,)]),
+    "a transposed intermediate": (lambda x, y: (x + 1).t() * y, [(5, 21), (5,)]),
+    "neighbours of an intermediate": (lambda x: (lambda y: y[:, 1:] - y[:, :-1])(x * x), [(5, 41)]),
+    "columns of different tensors": (lambda x, y: torch.cat((x, y * 2, x[:, :3]), -1), [(6, 17), (6, 9)]),
+    "rows of different tensors": (lambda x, y: torch.cat((x, y)) * 3 + x[0], [(6, 17), (3, 17)]),
+    "an outer product": (lambda x, y: x[:, None] * y[None, :], [(7,), (33,)]),
+    "a diagonal": (lambda x: x.diagonal() * x[0], [(7, 7)]),
+    "heads": (lambda x: x.unflatten(-1, (3, 8)).transpose(1, 2) * 2, [(2, 5, 24)]),
+    "a sliding window": (lambda x: x.unfold(-1, 4, 2) * 2 + 1, [(2, 21)]),
+    "an element": (lambda x, y: x * x[1, 2] + y[-1], [(4, 9), (9,)]),
+}
+
+
+@pytest.mark.parametrize(("dtype", "offset"), [(f32, 0), (bf16, 3)], ids=str)
+@pytest.mark.parametrize("name", VIEWED)
+def test_views_inside_a_function_are_as_in_torch(name: str, dtype: torch.dtype, offset: int) -> None:
+    function, shapes = VIEWED[name]
+    generator = torch.Generator().manual_seed(6)
+    tensors = [shifted(torch.randn(torch.Size(s).numel(), generator=generator).to(dtype), offset).view(s) for s in shapes]
+    eager = wl.fuse(function, name="viewed", numerics="eager")
+    assert_same(run_emulated(eager, *tensors), function(*tensors), "eager")
+    wide = function(*(x.float() for x in tensors)).to(dtype)
+    got = run_emulated(wl.fuse(function, name="viewed"), *tensors)
+    assert got.stride() == function(*tensors).stride()
+    assert_same(got.contiguous(), wide.contiguous(), "fused")
+
+
+def test_views_and_concatenations_into_an_output_with_gaps() -> None:
+    x, cos, sin = torch.randn(4, 6, 16), torch.randn(6, 16), torch.randn(6, 16)
+    for width, start in ((16, 0), (20, 0), (20, 4), (19, 1), (17, 1)):
+        out = torch.zeros(4, 6, width)[..., start : start + 16]
+        run_emulated(wl.fuse(rope, name="rope"), x, cos, sin, out=out)
+        assert torch.equal(out, rope(x, cos, sin)), (width, start)
+    turned = torch.zeros(16, 6, 4).permute(2, 1, 0)
+    run_emulated(wl.fuse(rope, name="rope"), x, cos, sin, out=turned)
+    assert torch.equal(turned, rope(x, cos, sin))
+
+
+@pytest.mark.parametrize("dtype", [f32, bf16], ids=str)
+def test_rope_in_place_reads_both_halves_before_it_writes_either(dtype: torch.dtype) -> None:
+    f = wl.fuse(rope, name="rope", numerics="eager")
+    for halves in (3, 8, 20):
+        x, cos, sin = (torch.randn(*shape, 2 * halves).to(dtype) for shape in ((2, 5), (5,), (5,)))
+        want = rope(x, cos, sin)
+        kernels = f.plan(x, cos, sin, out=x, target="sm_90").kernels
+        assert len(kernels) == 1
+        assert "__restrict__" not in kernels[0].source
+        assert is_safe_in_place([kernel.plan for kernel in kernels], [x, cos, sin], [x])
+        run_emulated(f, x, cos, sin, out=x)
+        assert_same(x, want)
+
+
+def test_in_place_is_unsafe_where_an_element_is_read_after_it_was_written() -> None:
+    x = torch.randn(4, 16)
+    for function in (rotate_half, lambda x: torch.cat((x[:, 1:], x[:, :1]), 1), lambda x: x * x[0], lambda x: x + x[:, :1]):
+        f = wl.fuse(function, name="f")
+        is_safe = is_safe_in_place([kernel.plan for kernel in f.plan(x, out=x, target="sm_90").kernels], [x], [x])
+        assert is_safe == (function is rotate_half)  # a thread reads and writes the same two places there
 
 
 # ---- in place, scalars, what is not an array

@@ -53,11 +53,19 @@ def moments(grad: Any, mean: Any, square: Any, beta: Any) -> Any:
     return new_mean, new_square, (new_mean / (new_square.sqrt() + 1e-8)).to(bf16)
 
 
+@wl.fuse
+def rope(x: Any, cos: Any, sin: Any) -> Any:
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
 WEIGHT, GRAD = torch.zeros(4096), torch.zeros(4096)
 KERNELS: dict[str, Callable[[], Any]] = {
     "dense_bf16": lambda: swiglu.plan(meta(4096, dtype=bf16), meta(4096, dtype=bf16), target="sm_90"),
     "dense_mixed_bool": lambda: threshold_mask.plan(meta(4096, dtype=torch.int8), meta(4096, dtype=f16), 0.5, target="sm_90"),
     "strided_rank_3": lambda: shifted_gelu.plan(meta(4, 6, 10)[:, :5, ::2], meta(5, 1), 2.0, target="sm_90"),
+    "rows_misaligned": lambda: shifted_gelu.plan(torch.zeros(5, 30)[:, 1:], torch.zeros(5, 1), 2.0, target="sm_90"),
+    "pitched_rope": lambda: rope.plan(*(meta(*shape, 64, dtype=bf16) for shape in ((2, 7, 3), (7, 1), (7, 1))), target="sm_90"),
     "dense_in_place": lambda: decay.plan(WEIGHT, GRAD, 0.01, out=WEIGHT, target="sm_90"),
     "dense_eager": lambda: rounded.plan(meta(4096, dtype=f16), meta(4096, dtype=f16), target="sm_90"),
     "dense_several_results": lambda: moments.plan(meta(4096), meta(4096), meta(4096), 0.9, target="sm_90"),

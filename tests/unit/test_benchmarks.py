@@ -140,9 +140,10 @@ def test_a_run_writes_every_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (8000, 4000),
         (4000, 4000),
         (1000, 1000),
+        (1000, 1000),
     ]
-    assert [mix.name for mix, _ in launched] == ["2R1W", "3R1W", "2R1W", "1R1W", "1R1W"]
-    assert [nbytes for _, nbytes in launched] == [6000, 8000, 12000, 8000, 2000]
+    assert [mix.name for mix, _ in launched] == ["2R1W", "3R1W", "2R1W", "1R1W", "1R1W", "1R1W"]
+    assert [nbytes for _, nbytes in launched] == [6000, 8000, 12000, 8000, 2000, 2000]
     for r in written["rows"]:
         assert r["samples_us"] == {"wideload": [8.0] * 3, "eager": [5.0] * 3, "eight ch": [8.0] * 3}
         assert r["ratio"] == 1.0
@@ -164,7 +165,7 @@ def test_a_case_that_fails_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(dense, "read_environment", lambda device: environment)
     assert dense.main(["--elements", "8"]) == 1
     printed = capsys.readouterr()
-    assert printed.out.count("PASS") == 3
+    assert printed.out.count("PASS") == 4
     assert printed.out.count("FAILED") == 2
     assert "out of memory" in printed.err
 

@@ -153,6 +153,7 @@ def test_swiglu_compiles_to_whole_accesses(arch: str) -> None:
 
 def test_bias_gelu_moves_four_bytes_an_element() -> None:
     kernel = demo.compile_case(BIAS_GELU, "sm_90")
+    assert kernel.family == "rows"  # the bias is one row for all
     assert kernel.bytes_per_element == pytest.approx(4 + 2 / demo.FULL_TOKENS)
     assert 0 <= kernel.num_wide_accesses <= kernel.num_accesses
     assert kernel.spill_bytes == 0
@@ -161,9 +162,9 @@ def test_bias_gelu_moves_four_bytes_an_element() -> None:
 def test_narrow_accesses_are_counted_as_narrow() -> None:
     class Sliced(Case):
         def shapes(self, tokens: int) -> tuple[tuple[int, ...], ...]:
-            return (8, 1), (1, 8)
+            return (8, 1), (1, 7)  # rows of 7 bf16, shorter than an access
 
-    sliced = Sliced("sliced", "", wl.ops.add, torch.add, torch.add, 8, ("x", "y"))
+    sliced = Sliced("sliced", "", wl.ops.add, torch.add, torch.add, 7, ("x", "y"))
     kernel = demo.compile_case(sliced, "sm_90")
     assert kernel.family == "strided"
     assert (kernel.num_wide_accesses, kernel.num_accesses > 0) == (0, True)

@@ -12,14 +12,17 @@ import runpy
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from typer.testing import CliRunner
 
 import wideload as wl
 from wideload.cli import app
+from wideload.measure import EXIT_CODES
+from wideload.measure.labels import LabelCode
 from wideload.ops_table import OPS
+from wideload.spelling import make_arguments
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -192,7 +195,7 @@ def test_examples_run(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_there_are_examples() -> None:
     assert len(EXAMPLES) >= 3
-    assert {path.name for path in DOCUMENTS} >= {"README.md", "architecture.md", "numerics.md"}
+    assert {path.name for path in DOCUMENTS} >= {"README.md", "architecture.md", "measuring.md", "numerics.md"}
 
 
 # ---- names and links
@@ -208,6 +211,20 @@ def test_every_public_name_is_explained() -> None:
     assert unexplained([f"wl.{name}" for name in wl.__all__ if name != "WideloadError"] + ["WideloadError"], text) == []
     assert unexplained(list(wl.ops.__all__), text) == []
     assert unexplained(["wl.nothing"], text) == ["wl.nothing"]
+
+
+def test_every_label_and_verdict_is_explained() -> None:
+    text = (ROOT / "docs/measuring.md").read_text(encoding="utf-8")
+    assert unexplained([*get_args(LabelCode), *EXIT_CODES], text) == []
+
+
+def test_every_operand_that_is_explained_can_be_spelt() -> None:
+    rows = (ROOT / "docs/measuring.md").read_text(encoding="utf-8").partition("| operand | is |")[2].partition("\n\n")[0].splitlines()[2:]
+    operands = [spelt for row in rows for spelt in re.findall(r"`([^`]+)`", row.split(" | ")[0])]
+    tried = [
+        make_arguments([spelt], sizes={"n": 4} if re.search(r"\bn\b", spelt) else {}, device="meta") for spelt in operands if "[" in spelt
+    ]
+    assert len(tried) >= 12
 
 
 def links(path: Path) -> Iterator[str]:

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+import wideload as wl
+
 LATER = ("wideload.cli", "wideload.demo", "wideload.doctor", "wideload.measure", "wideload.analyze", "typer", "rich", "cuda", "matplotlib")
 LATER += (
     "pynvml",
@@ -49,6 +51,19 @@ def test_is_imported(name: str, added: set[str]) -> None:
 def test_nothing_comes_from_other_packages(added: set[str]) -> None:
     others = {module.partition(".")[0] for module in added} - {"wideload"}
     assert others <= sys.stdlib_module_names | {"torch", "numpy"}
+
+
+def test_the_measuring_half_is_imported_when_it_is_used() -> None:
+    names = ("bench", "compare", "roofline")  # which are names of modules as well
+    imports = "import wideload.measure.roofline, wideload.measure.compare; from wideload import bench, compare, roofline"
+    checks = f"assert all(callable(getattr(wideload, name)) for name in {names}) and all(map(callable, (bench, compare, roofline)))"
+    assert "wideload.measure.bench" in modules_after(f"{imports}; {checks}")
+
+
+def test_every_public_name_is_there_and_no_other() -> None:
+    assert [name for name in wl.__all__ if not hasattr(wl, name) or name not in dir(wl)] == []
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        wl.nothing  # noqa: B018
 
 
 def test_planning_imports_no_cuda_either() -> None:

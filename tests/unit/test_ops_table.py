@@ -260,7 +260,7 @@ def test_a_number_picks_the_row_that_torch_would() -> None:
         assert SPELLINGS[torch.Tensor.__truediv__](x, other).op.name == f"div{suffix}"
         assert SPELLINGS[torch.div](x, other, rounding_mode="trunc").op.name == f"div_trunc{suffix}"
         assert SPELLINGS[torch.Tensor.__floordiv__](x, other).op.name == f"div_floor{suffix}"
-    assert SPELLINGS[torch.Tensor.__rpow__](x, 2).op.name == "pow"
+    assert SPELLINGS[torch.Tensor.__rpow__](x, 2).op.name == "rpow"
     assert SPELLINGS[torch.add](x, x, alpha=1).op.name == "add"
     assert SPELLINGS[torch.add](x, x, alpha=scalar).op.name == "add_alpha"
     assert SPELLINGS[torch.round](x, decimals=0).op.name == "round"

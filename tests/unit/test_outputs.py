@@ -38,7 +38,8 @@ def check(
 ) -> bool:
     layouts = [NodeLayout(tuple(out.shape) if shape is None else shape, out.stride()) for out in outs]
     names = [f"out[{i}]" for i in range(len(outs))]
-    return check_outputs(outs, names, layouts, [dtype or out.dtype for out in outs], [(f"x{i}", x) for i, x in enumerate(inputs)])
+    named = [(f"x{i}", x) for i, x in enumerate(inputs)]
+    return check_outputs(outs, names, layouts, [dtype or out.dtype for out in outs], named, outs[0].device)
 
 
 # ---- what may be written
@@ -81,7 +82,7 @@ STRUCTURES = [
 ]
 
 
-@pytest.mark.parametrize(("out", "message"), STRUCTURES, ids=str)
+@pytest.mark.parametrize(("out", "message"), STRUCTURES, ids=range(len(STRUCTURES)))
 def test_another_structure_is_refused(out: Any, message: str) -> None:
     with pytest.raises(wl.LayoutError, match=message):
         both(torch.ones(2), torch.ones(2), out=out)

@@ -11,8 +11,7 @@ import torch
 
 import wideload as wl
 from wideload.dtypes import DTYPES
-from wideload.execute import alignment_of, describe_operand
-from wideload.layout import INT31_MAX
+from wideload.execute import phase_of
 from wideload.plan import ACCESS_BYTES, STRIDED_ELEMENTS, THREADS, KernelPlan, Operand, Target, plan_kernels
 from wideload.replay import NodeLayout
 from wideload.trace import TensorArg, trace_function
@@ -60,36 +59,53 @@ DENSE = [
     meta(6, 4)[2:4],
     meta(6, 4)[3],
 ]
-STRIDED = [meta(4, 6)[:, ::2], meta(4, 6)[:, 1:], meta(8)[::2], meta(4, 1).expand(4, 6), meta(2, 3, 4)[:, 1], meta(4, 6).t()[1:]]
+ROWS = [meta(4, 6)[:, 1:], meta(4, 1).expand(4, 6), meta(2, 3, 4)[:, 1], meta(4, 6).t()[1:], meta(9, 6)[::2], meta(2, 8, strides=(0, 1))]
+"""The result of each is one run, and its own rows are at least a vector long."""
+STRIDED = [meta(4, 6)[:, ::2], meta(8)[::2], meta(4, 6)[:, 1:4], meta(3, 2, 5).permute(0, 2, 1)[:, 1:4], meta(5, 1).expand(5, 3)]
+"""A stride inside a row, or rows shorter than a vector."""
 
 
-@pytest.mark.parametrize("x", DENSE, ids=lambda x: f"{tuple(x.shape)} {x.stride()}")
+def described(x: torch.Tensor) -> str:
+    return f"{tuple(x.shape)} {x.stride()}"
+
+
+@pytest.mark.parametrize("x", DENSE, ids=described)
 def test_one_run_of_memory_is_dense(x: torch.Tensor) -> None:
     kernel = plan(copy, x)
     assert kernel.variant.family == "dense"
-    assert reasons(kernel)["family"] == ("dense", "every operand walks memory in one run, or is one element")
+    assert reasons(kernel)["family"] == ("dense", "every operand walks memory in one aligned run, or is one element")
     assert (kernel.num_elements, kernel.sizes) == (x.numel(), (x.numel(),))
 
 
-@pytest.mark.parametrize("x", STRIDED, ids=lambda x: f"{tuple(x.shape)} {x.stride()}")
+@pytest.mark.parametrize("x", ROWS, ids=described)
+def test_a_result_in_one_run_of_rows_is_written_along_it(x: torch.Tensor) -> None:
+    kernel = plan(copy, x)
+    assert kernel.variant.family == "rows"
+    assert reasons(kernel)["family"][1].startswith("the output is one run, every input rows of ")
+    assert kernel.variant.stores == ("vector",)
+
+
+@pytest.mark.parametrize("x", STRIDED, ids=described)
 def test_anything_else_is_strided_and_the_operand_is_named(x: torch.Tensor) -> None:
     kernel = plan(copy, x)
     assert kernel.variant.family == "strided"
     assert reasons(kernel)["family"][1].startswith("x does not walk memory in one run")
-    assert kernel.variant.elements == STRIDED_ELEMENTS
+    assert (kernel.variant.elements, kernel.variant.loads, kernel.variant.stores) == (STRIDED_ELEMENTS, ("strided",), ("strided",))
 
 
-def test_operands_that_walk_in_different_orders_are_strided() -> None:
-    for x, y, name in (
-        (meta(4, 5), meta(5, 4).t(), "y"),
-        (meta(4, 5), meta(5), "y"),
-        (meta(4, 1), meta(4, 5), "x"),
-        (meta(4, 5, strides=(6, 1)), meta(4, 5, strides=(6, 1)), "x"),
+def test_the_family_of_several_operands_is_that_of_the_worst() -> None:
+    for x, y, family in (
+        (meta(4, 5), meta(5), "rows"),
+        (meta(4, 1), meta(4, 5), "rows"),
+        (meta(4, 5, strides=(6, 1)), meta(4, 5, strides=(6, 1)), "rows"),
+        (meta(4, 5), meta(5, 4).t(), "strided"),
+        (meta(4, 5), meta(4, 10)[:, ::2], "strided"),
+        (meta(5, 4).t(), meta(5, 4).t(), "dense"),
     ):
         kernel = plan(add, x, y)
-        assert kernel.variant.family == "strided"
-        assert reasons(kernel)["family"][1].startswith(f"{name} does not walk memory in one run: 2 dims after coalescing")
-    assert plan(add, meta(5, 4).t(), meta(5, 4).t()).variant.family == "dense"
+        assert kernel.variant.family == family
+        if family == "strided":
+            assert reasons(kernel)["family"][1].startswith("y does not walk memory in one run")
 
 
 def test_out_decides_the_family_too() -> None:
@@ -98,7 +114,11 @@ def test_out_decides_the_family_too() -> None:
     kernel = plan(copy, x, out=torch.empty(6, 4).t())
     assert kernel.variant.family == "strided"
     assert reasons(kernel)["family"][1].startswith("x does not walk")  # the loops follow the output
-    assert reasons(plan(copy, x, out=torch.empty(4, 8)[:, :6]))["family"][1].startswith("out does not walk")
+    pitched = plan(copy, x, out=torch.empty(4, 8)[:, :6])
+    assert pitched.variant.family == "pitched"
+    assert reasons(pitched)["family"][1] == "rows of 6 elements, with gaps between those of the output"
+    assert plan(copy, x[:, :3], out=torch.empty(4, 8)[:, :3]).variant.family == "strided"
+    assert plan(copy, x, out=torch.empty(4, 12)[:, ::2]).variant.family == "strided"
 
 
 # ---- elements a thread and accesses
@@ -122,43 +142,76 @@ def test_a_wide_output_counts_and_one_value_for_all_does_not() -> None:
 
 
 @pytest.mark.parametrize("dtype", [u8, bf16, f32, f64], ids=str)
-def test_each_operand_has_the_access_of_its_own_address(dtype: torch.dtype) -> None:
+def test_the_output_sets_the_beat_and_inputs_off_it_are_realigned(dtype: torch.dtype) -> None:
     x, y = torch.ones(4096).to(dtype), torch.ones(4096).to(dtype)
-    size = x.element_size()
-    for ox, oy, oo in itertools.product((0, 1, 3, 16 // size, 33), repeat=3):
-        kernel = plan(add, at(x, ox), at(y, oy), out=at(torch.empty_like(x), oo))
-        want = ["elements" if offset * size % 16 else "vector" for offset in (ox, oy, oo)]
-        assert [*kernel.variant.loads, *kernel.variant.stores] == want
-        named = reasons(kernel).get("access", ("", ""))[1]
-        assert [name for name in ("x", "y", "out") if name in named.split(" is not")[0].replace("the address of ", "").split(", ")] == [
-            name for name, access in zip(("x", "y", "out"), want, strict=True) if access == "elements"
-        ]
+    elements = 16 // x.element_size()
+    for offsets in itertools.product((0, 1, 3, elements, 33), repeat=3):
+        phases = [offset % elements for offset in offsets]
+        out = at(torch.empty_like(x), offsets[2])
+        kernel = plan(add, at(x, offsets[0]), at(y, offsets[1]), out=out)
+        assert kernel.variant.family == ("rows" if any(phases) else "dense")
+        assert kernel.variant.loads == tuple("vector" if phase == phases[2] else "realigned" for phase in phases[:2])
+        assert kernel.variant.stores == ("vector",)
+        named = reasons(kernel).get("realigned", ("", ""))[0]
+        assert named == ", ".join(name for name, phase in zip("xy", phases, strict=False) if phase != phases[2])
+
+
+def test_a_second_output_off_the_beat_of_the_first_is_stored_by_elements() -> None:
+    f = wl.fuse(lambda x: (x + 1, x - 1), name="f")
+    x = at(torch.ones(64), 0)
+    for first, second, stores in ((0, 0, "vector vector"), (1, 5, "vector vector"), (0, 1, "vector elements"), (2, 0, "vector elements")):
+        outs = tuple(at(torch.empty(64), offset) for offset in (first, second))
+        assert plan(f, x, out=outs).variant.stores == tuple(stores.split())
+
+
+def test_outputs_with_gaps_follow_the_first() -> None:
+    """Two outputs, of rows of 8 f32 a pitch apart, the first element of each so many past a whole access."""
+    f = wl.fuse(lambda x: (x + 1, x - 1), name="f")
+    x = at(torch.ones(4, 8), 0)
+    for (pitch, late), (second, also_late), family, stores in (
+        ((8, 0), (12, 0), "pitched", "vector vector"),
+        ((12, 0), (12, 1), "pitched", "vector elements"),
+        ((12, 1), (12, 0), "pitched", "vector elements"),
+        ((12, 1), (16, 1), "pitched", "vector vector"),
+        ((12, 0), (10, 0), "pitched", "vector elements"),
+        ((10, 1), (14, 1), "pitched", "vector vector"),  # 10 and 14 shift the beat by 2 a row
+        ((8, 1), (8, 1), "rows", "vector vector"),
+    ):
+        outs = tuple(at(torch.empty(4 * p), o).view(4, p)[:, :8] for p, o in ((pitch, late), (second, also_late)))
+        kernel = plan(f, x, out=outs)
+        assert (kernel.variant.family, kernel.variant.stores) == (family, tuple(stores.split()))
 
 
 def test_a_narrow_operand_needs_only_its_own_share_aligned() -> None:
     """bf16 beside f32: 4 elements a thread, 8 bytes of bf16."""
     f = wl.fuse(lambda x, y: x + y, name="mixed")
     wide, narrow = torch.ones(64), torch.ones(64, dtype=bf16)
-    for offset, access in ((0, "vector"), (4, "vector"), (12, "vector"), (2, "elements"), (1, "elements"), (6, "elements")):
+    for offset, access in ((0, "vector"), (4, "vector"), (12, "vector"), (2, "realigned"), (1, "realigned"), (6, "realigned")):
         assert plan(f, at(narrow, offset), at(wide, 0)).variant.loads == (access, "vector")
-    assert plan(f, at(narrow, 0), at(wide, 2)).variant.loads == ("vector", "elements")
+    assert plan(f, at(narrow, 0), at(wide, 2)).variant.loads == ("vector", "realigned")
 
 
-def test_alignment_is_of_the_address_in_bytes() -> None:
+def test_a_phase_is_of_the_address_in_bytes() -> None:
     x = torch.ones(64, dtype=u8)
-    for offset, alignment in ((0, 16), (1, 1), (2, 2), (4, 4), (6, 2), (8, 8), (12, 4), (16, 16), (48, 16)):
-        assert alignment_of(at(x, offset)) == alignment
-    assert describe_operand(at(x, 2), torch.device("cpu")) == Operand(u8, NodeLayout((64,), (1,)), 2)
+    assert [phase_of(at(x, offset)) for offset in (0, 1, 2, 15, 16, 35)] == [0, 1, 2, 15, 0, 3]
+    assert phase_of(at(torch.ones(8, dtype=f64), 3)) == 8
 
 
-def test_one_value_for_all_is_uniform() -> None:
+def test_one_value_for_all_is_uniform_and_one_a_row_is_row() -> None:
     x = meta(8, 16)
     for y in (meta(), meta(1), meta(1, 1), meta(1).expand(8, 16)):
         assert plan(add, x, y).variant.loads == ("vector", "uniform")
+    assert plan(add, x, meta(8, 1)).variant.loads == ("vector", "row")
+    assert plan(add, x, meta(16)).variant.loads == ("vector", "vector")
     kernel = plan(add, x[:, ::2], meta())
     assert (kernel.variant.family, kernel.variant.loads) == ("strided", ("strided", "uniform"))
     assert plan(add, meta(1), meta()).variant.loads == ("vector", "vector")  # one element in all
-    assert plan(add, x, meta(8, 1)).variant.loads == ("strided", "strided")
+
+
+def test_rows_that_do_not_start_on_the_beat_are_realigned() -> None:
+    """Rows of 18 f32 in a pitch of 20: 18 of the output shift the beat by 2 a row, 20 of the input by 0."""
+    for columns, pitch, access in ((16, 20, "vector"), (16, 18, "realigned"), (18, 20, "realigned"), (18, 22, "vector")):
+        assert plan(copy, meta(4, columns, strides=(pitch, 1))).variant.loads == (access,)
 
 
 def test_a_zero_dim_tensor_of_the_host_is_passed_by_value() -> None:
@@ -170,18 +223,15 @@ def test_a_zero_dim_tensor_of_the_host_is_passed_by_value() -> None:
 # ---- index width and grid
 
 
-def test_the_index_width_changes_where_31_bits_end() -> None:
+def test_the_index_width_of_strided_kernels_changes_where_31_bits_end() -> None:
     """An element count up to 2^31 - 1, and a last byte up to offset 2^31 - 1."""
     cases: list[tuple[torch.Tensor, int]] = [
-        (meta(2, 2**29 - 1, strides=(2**29, 1), dtype=u8), 32),
-        (meta(2, 2**30 - 1, strides=(2**30, 1), dtype=u8), 32),  # last byte at 2^31 - 2
-        (meta(2, 2**30 - 1, strides=(2**30 + 1, 1), dtype=u8), 32),  # at 2^31 - 1
-        (meta(2, 2**30 - 1, strides=(2**30 + 2, 1), dtype=u8), 64),  # at 2^31
-        (meta(2, 2, strides=(2**29 - 2, 1), dtype=f32), 32),  # bytes 2^31 - 4 to 2^31 - 1
-        (meta(2, 2, strides=(2**29 - 1, 1), dtype=f32), 64),
-        (meta(2, 2, strides=(2**31, 1), dtype=u8), 64),  # few elements, far apart
-        (meta(2**16, 2**15, 1, strides=(1, 0, 1), dtype=u8), 64),  # 2^31 results of 2^16 bytes
-        (meta(2**16, 2**15 - 1, 1, strides=(1, 0, 1), dtype=u8), 32),
+        (meta(2, 2, strides=(2**31 - 3, 2), dtype=u8), 32),  # last byte at 2^31 - 1
+        (meta(2, 2, strides=(2**31 - 2, 2), dtype=u8), 64),
+        (meta(2, 2, strides=(2**29 - 3, 2), dtype=f32), 32),  # bytes 2^31 - 4 to 2^31 - 1
+        (meta(2, 2, strides=(2**29 - 2, 2), dtype=f32), 64),
+        (meta(2**15, 2**16 - 1, strides=(0, 2), dtype=u8), 32),  # 2^31 - 2^15 results
+        (meta(2**15, 2**16, strides=(0, 2), dtype=u8), 64),
     ]
     for x, bits in cases:
         kernel = plan(copy, x)
@@ -189,6 +239,26 @@ def test_the_index_width_changes_where_31_bits_end() -> None:
         value, why = reasons(kernel)["index width"]
         assert value == f"{bits} bits"
         assert ("more than 31 bits" in why) == (bits == 64)
+
+
+def test_the_index_width_of_rows_leaves_room_for_the_last_block() -> None:
+    """An index past the end must not wrap either: up to a block of 128 vectors of 16."""
+    cases: list[tuple[torch.Tensor, int]] = [
+        (meta(2, 2**30 - 1024, strides=(2**30, 1), dtype=u8), 64),  # 2^31 - 2048 elements, and 2048 more
+        (meta(2, 2**30 - 1025, strides=(2**30, 1), dtype=u8), 32),
+        (meta(2, 16, strides=(2**31 - 16, 1), dtype=u8), 32),  # last byte at 2^31 - 1
+        (meta(2, 16, strides=(2**31 - 15, 1), dtype=u8), 64),  # few elements, far apart
+    ]
+    for x, bits in cases:
+        kernel = plan(copy, x)
+        assert (kernel.variant.family, kernel.variant.index_bits) == ("rows", bits), (tuple(x.shape), x.stride())
+
+
+def test_the_index_width_of_a_pitched_output_counts_slots() -> None:
+    """A row of 129 bytes that starts with an access takes 9 of 16, one that may start anywhere up to (129 + 15) / 16 = 9 as well."""
+    for rows, pitch, bits in ((2**16, 2**14, 32), (14913066, 144, 32), (14913067, 144, 64), (2, 2**31 - 129, 32), (2, 2**31 - 128, 64)):
+        kernel = plan(copy, meta(rows, 129, strides=(0, 1), dtype=u8), out=meta(rows, 129, strides=(pitch, 1), dtype=u8))
+        assert (kernel.variant.family, kernel.variant.index_bits) == ("pitched", bits), (rows, pitch)
 
 
 def test_the_output_counts_for_the_index_width() -> None:
@@ -207,7 +277,7 @@ def test_dense_kernels_of_any_size_are_one_text() -> None:
 
 @pytest.mark.parametrize("n", [1, 2047, 2048, 2049, 10**6, 2**35])
 def test_the_grid_covers_every_element_once(n: int) -> None:
-    for x in (meta(n, dtype=u8), meta(2, n, strides=(n + 1, 1), dtype=bf16), meta(n, dtype=f64)):
+    for x in (meta(n, dtype=u8), meta(2, n, strides=(n + 1, 1), dtype=bf16), meta(n, dtype=f64), meta(2, n, strides=(2 * n, 2))):
         kernel = plan(copy, x)
         per_block = THREADS * kernel.variant.elements
         assert (kernel.grid - 1) * per_block < x.numel() <= kernel.grid * per_block
@@ -252,6 +322,41 @@ def test_sizes_tell_a_strided_kernel_where_each_element_lies() -> None:
     assert checked == 5 * 52
 
 
+# Size, multiplier and shift: below 2^31, n * 3435973837 >> 34 is n // 5, and so on.
+BY_2, BY_3, BY_5, BY_7 = (2, 2**31, 32), (3, 2863311531, 33), (5, 3435973837, 34), (7, 2454267027, 34)
+
+
+def test_sizes_tell_a_rows_kernel_where_each_row_lies() -> None:
+    """Elements and padding, the division by a row, then for each input its pitch and, where it is realigned, its span."""
+    x, bias, factor = at(torch.ones(24), 0).view(4, 6)[:, 1:], at(torch.ones(5), 0), torch.ones(4, 1)
+    f = wl.fuse(lambda x, bias, factor, s: x * factor + bias * s, name="f")
+    kernel = plan(f, x, bias, factor, torch.tensor(2.0))
+    assert [p.name for p in kernel.program.parameters] == ["x", "factor", "bias", "s"]
+    assert kernel.variant.loads == ("realigned", "row", "realigned", "uniform")
+    assert kernel.sizes == (20, 0, *BY_5, 6, 1 + 3 * 6 + 4, 1, 0, 5)
+    late = plan(f, x, bias, factor, torch.tensor(2.0), out=at(torch.empty(4, 5), 3))
+    assert late.sizes == (20, 3, *kernel.sizes[2:])
+    assert plan(copy, at(torch.ones(510), 1), out=at(torch.empty(510), 3)).sizes == (510, 3, 510)
+    assert [plan(copy, at(torch.ones(n), 1), out=at(torch.empty(n), 3)).grid for n in (1, 509, 510)] == [1, 1, 2]  # 512 and the 3 before
+    blocks = at(torch.ones(3, 4, 8), 0)[:, :2, :7]
+    kernel = plan(copy, blocks)
+    assert (kernel.variant.rank, kernel.sizes) == (3, (42, 0, *BY_7, *BY_2, 8, 32, 1 + 2 * 32 + 8 + 6))
+
+
+def test_sizes_tell_a_pitched_kernel_where_each_row_lies() -> None:
+    """Accesses, a row's length, the first row's phase, the division by a row's accesses, the inputs as for rows, the outputs' pitches."""
+    x = at(torch.ones(24), 0).view(4, 6)
+    kernel = plan(copy, x, out=at(torch.empty(32), 0).view(4, 8)[:, 1:7])  # each row 1 past an access: 1 + 6 elements in 2
+    assert (kernel.variant.loads, kernel.sizes) == (("realigned",), (8, 6, 1, *BY_2, 6, 24, 8))
+    kernel = plan(copy, x, out=at(torch.empty(28), 0).view(4, 7)[:, :6])  # 0, 3, 2 and 1 past one: up to 3 + 6 elements in 3
+    assert (kernel.variant.loads, kernel.sizes) == (("realigned",), (12, 6, 0, *BY_3, 6, 24, 7))
+    wide = at(torch.ones(32), 0).view(4, 8)
+    kernel = plan(copy, wide[:, 1:7], out=at(torch.empty(48), 0).view(4, 12)[:, 1:7])  # 8 and 12 apart, both 1 past an access
+    assert (kernel.variant.loads, kernel.sizes) == (("vector",), (8, 6, 1, *BY_2, 8, 12))
+    tall = plan(copy, torch.ones(1000, 6), out=at(torch.empty(8000), 0).view(1000, 8)[:, :6])
+    assert (tall.sizes[0], tall.grid) == (2000, 16)  # a thread an access, 128 a block
+
+
 def element_at(out: torch.Tensor, offset: int) -> tuple[int, ...]:
     """Which element of a dense tensor lies ``offset`` elements from its start."""
     index = [0] * out.ndim
@@ -261,6 +366,41 @@ def element_at(out: torch.Tensor, offset: int) -> tuple[int, ...]:
     return tuple(index)
 
 
+# ---- views inside the function
+
+
+def twice_of(view: Any) -> Any:
+    return wl.fuse(lambda x: view(x) * 2, name="f")
+
+
+def test_a_view_of_an_argument_is_planned_as_the_view_itself() -> None:
+    packed = at(torch.ones(4, 16), 0)
+    views: list[tuple[Any, int]] = [
+        (lambda x: x.chunk(2, -1)[1], 32), (lambda x: x[1:, 3:], 76), (lambda x: x.t()[5], 20), (lambda x: x[:, ::2], 0),
+        (lambda x: x.reshape(8, 8)[3:, 1], 100), (lambda x: x[None, 2].expand(3, 16), 128),
+    ]  # fmt: skip
+    for view, offset_bytes in views:
+        inside, outside = plan(twice_of(view), packed), plan(twice_of(lambda x: x), view(packed))
+        assert inside.sources == ((0, offset_bytes),)
+        assert (inside.variant, inside.sizes, inside.grid) == (outside.variant, outside.sizes, outside.grid)
+        assert inside.source_layouts == outside.source_layouts
+
+
+def test_halves_are_two_sources_and_a_concatenation_two_targets() -> None:
+    x = at(torch.ones(4, 16, dtype=bf16), 0)
+    kernel = plan(wl.fuse(lambda x: x.chunk(2, -1)[0] * x.chunk(2, -1)[1], name="f"), x)
+    assert (kernel.variant.family, kernel.variant.loads) == ("rows", ("vector", "vector"))
+    assert (kernel.sources, kernel.targets, kernel.num_elements) == (((0, 0), (0, 16)), ((0, 0),), 32)
+    turned = plan(wl.fuse(lambda x: torch.cat([-x[:, 8:], x[:, :8]], -1), name="f"), x)
+    assert (turned.variant.family, turned.variant.loads, turned.variant.stores) == ("pitched", ("vector",) * 2, ("vector",) * 2)
+    assert (turned.sources, turned.targets) == (((0, 16), (0, 0)), ((0, 0), (0, 16)))
+    assert turned.target_layouts == (NodeLayout((4, 8), (16, 1)),) * 2
+    stacked = plan(wl.fuse(lambda x: torch.stack([x * 2, x + 1]), name="f"), x)
+    assert (stacked.variant.family, stacked.sources, stacked.targets) == ("dense", ((0, 0),), ((0, 0), (0, 128)))
+    pairs = plan(wl.fuse(lambda x: torch.stack([x * 2, x + 1], -1), name="f"), x)
+    assert (pairs.variant.family, pairs.targets) == ("strided", ((0, 0), (0, 2)))
+
+
 # ---- several results, no elements
 
 
@@ -268,7 +408,8 @@ def test_results_of_one_shape_are_one_kernel_and_of_several_are_several() -> Non
     f = wl.fuse(lambda x, y: (x + y, x * 2, y - 1, x - y, y + 1), name="f")
     x, y = meta(4, 5), meta(5)
     kernels = f.plan(x, y, target="sm_90").kernels
-    assert [kernel.plan.targets for kernel in kernels] == [(0, 1, 3), (2, 4)]
+    assert [[output for output, _ in kernel.plan.targets] for kernel in kernels] == [[0, 1, 3], [2, 4]]
+    assert [kernel.plan.sources for kernel in kernels] == [((0, 0), (1, 0)), ((1, 0),)]
     assert [[p.name for p in kernel.plan.program.parameters] for kernel in kernels] == [["x", "y"], ["y"]]
     assert [kernel.plan.num_elements for kernel in kernels] == [20, 5]
     assert len(f.plan(x, x, target="sm_90").kernels) == 1
@@ -277,7 +418,7 @@ def test_results_of_one_shape_are_one_kernel_and_of_several_are_several() -> Non
 def test_results_without_elements_run_nothing() -> None:
     assert copy.plan(meta(3, 0), target="sm_90").kernels == ()
     mixed = wl.fuse(lambda x, y: (x + 1, y + 1)).plan(meta(0), meta(3), target="sm_90")
-    assert [kernel.plan.targets for kernel in mixed.kernels] == [(1,)]
+    assert [kernel.plan.targets for kernel in mixed.kernels] == [((1, 0),)]
     with pytest.raises(wl.DtypeError):
         copy.plan(meta(0, dtype=torch.complex64), target="sm_90")  # the same refusal as with elements
 
@@ -296,12 +437,21 @@ def test_ten_calls_of_one_class_are_one_source() -> None:
     f = wl.fuse(lambda x, b, s: torch.tanh(x + b) * s, name="f")
     lengths = (1, 2, 5, 8, 31, 32, 33, 1000, 4097, 9999)
     assert len({f.plan(torch.ones(n), torch.ones(n), 0.5 * n, target="sm_90").source for n in lengths}) == 1
-    pitched = ((2, 3, 5), (3, 2, 9), (7, 7, 9), (100, 3, 5), (2, 1000, 1003), (9, 9, 99), (5, 4, 6), (4, 5, 7), (3, 3, 6), (8, 2, 4))
-    strided = {
-        f.plan(torch.ones(rows, pitch)[:, 1 : columns + 1], torch.ones(columns), 0.1 * rows, target="sm_90").source
-        for rows, columns, pitch in pitched
-    }
-    assert len(strided) == 1
+    on_the_beat, off_the_beat, short = (
+        (4, 8, 12, 16, 64, 100, 128, 1000, 1004, 4096),
+        (5, 6, 7, 9, 10, 33, 131, 1001, 1003, 4097),
+        [2, 3] * 5,
+    )
+    for columns in (on_the_beat, off_the_beat, short):
+        sources = {
+            f.plan(torch.ones(9 + k, 2 * n + k)[:, 1 : n + 1], torch.ones(n), 0.1 * k, target="sm_90").source for k, n in enumerate(columns)
+        }
+        assert len(sources) == 1
+    for columns in (on_the_beat, off_the_beat):  # an output with gaps
+        texts = {
+            f.plan(torch.ones(n, n), torch.ones(n, 1), 0.1, out=torch.empty(n, n + 4)[:, :n], target="sm_90").source for n in columns[:7]
+        }
+        assert len(texts) == 1
     x = torch.ones(4096, dtype=u8)
     aligned = {copy.plan(at(x, 16 * k), target="sm_90").source for k in range(5)}
     odd = {copy.plan(at(x, k), target="sm_90").source for k in (1, 2, 4, 8, 3)}
@@ -366,18 +516,17 @@ def test_in_place_drops_the_read_only_path_and_says_why() -> None:
 def test_plan_kernels_needs_no_tensors() -> None:
     arguments = (TensorArg("x", bf16, (8, 4), torch.device("cuda")), TensorArg("s", f64, (), torch.device("cpu")))
     expr = trace_function(lambda x, s: x * s, "f", arguments, {}).expr
-    operands = [Operand(bf16, NodeLayout((8, 4), (4, 1)), 16), Operand(f64, NodeLayout((), ()), 16, on_host=True)]
-    target = Target(expr.outputs[0], bf16, NodeLayout((8, 4), (4, 1)), 2)
+    operands = [Operand(bf16, NodeLayout((8, 4), (4, 1)), 0, 0), Operand(f64, NodeLayout((), ()), 0, 1, on_host=True)]
+    target = Target(expr.outputs[0], bf16, NodeLayout((8, 4), (4, 1)), 2, 0)
     (kernel,) = plan_kernels(expr, operands, [target], numerics="fused", fast_math=False, is_in_place=False)
-    assert (kernel.name, kernel.targets, kernel.grid) == ("f_dense", (0,), 1)
-    assert (kernel.variant.loads, kernel.variant.stores) == (("vector", "value"), ("elements",))
-    assert reasons(kernel)["access"][1] == "the address of out is not aligned to a whole access"
-    assert INT31_MAX == 2**31 - 1
+    assert (kernel.name, kernel.sources, kernel.targets, kernel.grid) == ("f_rows", ((0, 0), (1, 0)), ((0, 0),), 1)
+    assert (kernel.variant.loads, kernel.variant.stores) == (("realigned", "value"), ("vector",))
+    assert reasons(kernel)["realigned"] == ("x", "not aligned to the output: aligned words are read and shifted in registers")
 
 
 def test_every_plan_has_its_reasons() -> None:
-    for x in (*DENSE, *STRIDED):
+    for x in (*DENSE, *ROWS, *STRIDED):
         for y in (x, meta()):
             chosen = reasons(plan(add, x, y))
-            assert set(chosen) >= {"family", "elements a thread", "index width", "grid"}
+            assert set(chosen) >= {"family", "index width", "grid"}
             assert all(value and why for value, why in chosen.values())

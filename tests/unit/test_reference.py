@@ -183,3 +183,33 @@ def test_broadcasting_and_zero_dims() -> None:
     x, y, s = torch.randn(3, 1), torch.randn(4), torch.tensor(2.0, dtype=f64)
     assert_same(evaluate(lambda x, y, s: x * y + s, x, y, s), x * y + s)
     assert_same(evaluate(lambda x, y: x + y, torch.ones(0, 3), torch.ones(3)), torch.ones(0, 3))
+
+
+# ---- views
+
+VIEWED: list[Callable[..., Any]] = [
+    lambda x, y: x.chunk(2, -1)[1] * x.chunk(2, -1)[0],
+    lambda x, y: (x * y).t()[1:, ::2] + 1,
+    lambda x, y: torch.cat((-x[:, 4:], y.expand(6, 8), x * y), -1) * 2,
+    lambda x, y: torch.stack((x + y, x - 1), 1),
+    lambda x, y: (x * y).unflatten(-1, (2, 4)).transpose(0, 1).select(2, -1) - x[0, 1],
+    lambda x, y: (x + y).t().reshape(8, 2, 3)[:, 1] * 3,
+]
+
+
+@pytest.mark.parametrize("function", VIEWED, ids=range(len(VIEWED)))
+@pytest.mark.parametrize("dtype", [f32, bf16], ids=str)
+def test_views_and_concatenations(function: Callable[..., Any], dtype: torch.dtype) -> None:
+    """Of row-major operands and of others: an intermediate keeps the strides of its operands, and so may its views."""
+    y = torch.randn(8).to(dtype)
+    for x in (torch.randn(6, 8).to(dtype), torch.randn(9, 12).to(dtype)[1:7, 3:11]):
+        assert_same(evaluate(function, x, y, numerics="eager"), function(x, y))
+        assert_same(evaluate(function, x, y), function(x.float(), y.float()).to(dtype))
+
+
+def test_gradients_go_through_views() -> None:
+    x = torch.randn(6, 8, requires_grad=True)
+    for function in VIEWED:
+        (grad,) = torch.autograd.grad(evaluate(function, x, torch.ones(8), differentiable=True).square().sum(), x)
+        (want,) = torch.autograd.grad(function(x, torch.ones(8)).square().sum(), x)
+        assert torch.equal(grad, want)

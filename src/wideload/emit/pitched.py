@@ -48,7 +48,8 @@ def emit_pitched(program: Program, variant: Variant) -> str:
     body.append(f"const {unsigned} at{rank - 1} = {rest};")
     body += [f"const {unsigned} {r.name}_at = {row(r.name)};" for r in program.results]
     body += [
-        f"const {index} column = ({index})slot * {count} - ({index})(({beat}_at + ({unsigned})phase) % {count});  // whole accesses of {beat}",
+        f"const {unsigned} lead = ({beat}_at + ({unsigned})phase) % {count};  // the row's start behind an aligned access of {beat}",
+        f"const {index} column = ({index})slot * {count} - ({index})lead;",
         f"const bool is_whole = column >= 0 && column + {count} <= ({index})size0;",
         *(f"vec<{p.type.storage}, {count}> {p.name}_v = {{}};" for p, _ in loads),
     ]

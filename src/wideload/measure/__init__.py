@@ -6,6 +6,7 @@ from wideload.measure.bench import bench
 from wideload.measure.compare import EXIT_CODES, Comparison, Comparisons, SelfTest, compare, compare_results, self_test
 from wideload.measure.operands import count_cells, random_tensor, unique_bytes
 from wideload.measure.result import BenchResult, Contender
+from wideload.measure.roofline import Roofline, roofline
 
 __all__ = [
     "EXIT_CODES",
@@ -13,12 +14,14 @@ __all__ = [
     "Comparison",
     "Comparisons",
     "Contender",
+    "Roofline",
     "SelfTest",
     "bench",
     "compare",
     "compare_results",
     "count_cells",
     "random_tensor",
+    "roofline",
     "self_test",
     "unique_bytes",
 ]

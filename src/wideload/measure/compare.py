@@ -142,7 +142,8 @@ class Comparison:
                 yield f"{b} is {self.verdict} than {a}"
         if self.interval is not None:
             i = self.interval
-            yield f"  time of {b} / time of {a} = {i.ratio:.4f}, {i.confidence:.2%} interval {i.low:.4f} .. {i.high:.4f}"
+            bounds = f"{i.confidence:.2%} interval {i.low:.4f} .. {i.high:.4f}" if i.low > 0 else "too few samples for an interval"
+            yield f"  time of {b} / time of {a} = {i.ratio:.4f}, {bounds}"
         for side in (self.a, self.b):
             if side is not None and side.time_us is not None:
                 t = side.time_us

@@ -117,21 +117,35 @@ class Roofline:
         """Plain dicts, lists, strings and numbers, for JSON."""
         return {**dataclasses.asdict(self), "notes": list(self.notes)}
 
+    def _figures(self) -> dict[str, Figure]:
+        by_table = {} if self.by_table is None else {"  by the GPU table": self.by_table}
+        return {
+            "nominal bandwidth": self.nominal,
+            **by_table,
+            **{f"ceiling {mix}": figure for mix, figure in self.ceilings.items()},
+            **{f"launch, {how}": figure for how, figure in self.launch_floor.items()},
+            **{f"ridge, {unit}": figure for unit, figure in self.ridges.items()},
+        }
+
+    @property
+    def _place(self) -> str:
+        return f"{self.device} ({self.uuid}), driver {self.driver}, {self.arch}"
+
     def __str__(self) -> str:
-        rows = [("nominal bandwidth", self.nominal)]
-        if self.by_table is not None:
-            rows.append(("  by the GPU table", self.by_table))
-        rows += [(f"ceiling {mix}", figure) for mix, figure in self.ceilings.items()]
-        rows += [(f"launch, {how}", figure) for how, figure in self.launch_floor.items()]
-        rows += [(f"ridge, {unit}", figure) for unit, figure in self.ridges.items()]
-        width = max(len(name) for name, _ in rows)
-        lines = [f"{self.device} ({self.uuid}), driver {self.driver}, {self.arch}"]
-        lines += [f"  {name:<{width}}  {f.value:>8.{_digits(f.value)}f} {f.unit:<6}  {f.kind:<8}  {f.source}" for name, f in rows]
-        return "\n".join((*lines, *(f"note: {note}" for note in self.notes)))
+        rows = self._figures()
+        width = max(map(len, rows))
+        lines = [f"  {name:<{width}}  {_value(f):>8} {f.unit:<6}  {f.kind:<8}  {f.source}" for name, f in rows.items()]
+        return "\n".join((self._place, *lines, *(f"note: {note}" for note in self.notes)))
+
+    def to_markdown(self) -> str:
+        """The figures as a table for GitHub, with the device above and the notes below."""
+        rows = [f"| {name.strip()} | {_value(f)} | {f.unit} | {f.kind} | {f.source} |\n" for name, f in self._figures().items()]
+        head = "| | value | unit | | source |\n|---|---:|---|---|---|\n"
+        return "".join((f"{self._place}\n\n{head}", *rows, *(f"\n{note}\n" for note in self.notes)))
 
 
-def _digits(value: float) -> int:
-    return 0 if value >= 1000 else 1 if value >= 10 else 2
+def _value(figure: Figure) -> str:
+    return f"{figure.value:.{0 if figure.value >= 1000 else 1 if figure.value >= 10 else 2}f}"
 
 
 def roofline(device: Any = None, *, refresh: bool = False) -> Roofline:

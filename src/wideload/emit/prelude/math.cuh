@@ -81,6 +81,10 @@ template <class T> DEVICE T clamp(T x, T low, T high) { return minimum(maximum(x
 DEVICE float clamp(float x, float low, float high) { return x != x ? x : low != low ? low : high != high ? high : fmin(fmax(x, low), high); }
 DEVICE double clamp(double x, double low, double high) { return x != x ? x : low != low ? low : high != high ? high : fmin(fmax(x, low), high); }
 
+// In 32 bits: of a comparison in 8 the compiler makes three more instructions an element, and int8 is bound by them.
+template <class T> DEVICE T relu_signed(T x) { return (T)__vimax_s32_relu(x, 0); }
+DEVICE long long relu_signed(long long x) { return x < 0 ? 0 : x; }
+
 template <class T> DEVICE T power(T base, T exponent)
 {
     if (exponent < 0) return base == 1 ? base : is_minus_one(base) ? (exponent % 2 ? base : (T)1) : (T)0;

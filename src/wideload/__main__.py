@@ -1,0 +1,7 @@
+"""``python -m wideload``: the command line."""
+
+from __future__ import annotations
+
+from wideload.cli import app
+
+app()
