@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -87,8 +88,9 @@ class FusedFunction:
         unknown = self._static.difference(parameters) if self._signature else ()
         if unknown:
             raise TraceError(f"static= names {sorted(unknown)}, but {self.__name__} has the parameters {parameters}")
+        self._descriptor: FusedFunction | None = None  # what this is the bound method of
         self._traces: dict[Any, Traced] = {}
-        self._sized: set[Any] = set()
+        self._sized: dict[Any, None] = {}  # signatures of functions that read sizes: their traces hold for one set of shapes
         self._prepared: dict[Any, _Prepared] = {}
 
     def __repr__(self) -> str:
@@ -99,10 +101,12 @@ class FusedFunction:
         if instance is None or isinstance(self.__wrapped__, staticmethod):
             return self
         attributes = getattr(instance, "__dict__", {})
-        key = f"__wideload_{self.__qualname__}"
+        key = f"__wideload_{self.__qualname__}_{id(self)}"  # two methods of a class may have one name: lambdas, closures
         bound = attributes.get(key)
-        if bound is None or bound.__wrapped__.__self__ is not instance:  # a copied instance has copied the attribute as well
+        # a copied instance has copied the attribute as well, and one read from a file brings another process's ids
+        if bound is None or bound._descriptor is not self or bound.__wrapped__.__self__ is not instance:
             bound = FusedFunction(types.MethodType(self.__wrapped__, instance), self._options)
+            bound._descriptor = self
             if isinstance(attributes, dict):
                 attributes[key] = bound
         return bound
@@ -123,15 +127,13 @@ class FusedFunction:
         if torch.compiler.is_compiling() or is_traced(args, kwargs):
             return self._inline(args, kwargs, out)
         call = self._bind(args, kwargs)
-        key, traced = self._trace(call)
         if out is not None:
-            return self._call_into(call, key, traced, out)
+            return self._run(call, functools.partial(self._call_into, call, out))
         if call.device.type == "cuda" and not _wants_grad(call.tensors):
-            return self._launch(call, key, traced)
+            return self._run(call, functools.partial(self._launch, call))
         if call.device.type == "meta":
-            layouts, nodes = self._layouts(call, traced), traced.expr.nodes
-            return self._assemble(call, traced, [_empty(layouts[n], _dtype(nodes[n]), call.device) for n in traced.expr.outputs])
-        return self._assemble(call, traced, self._evaluate(call, traced))
+            return self._run(call, functools.partial(self._call_meta, call))
+        return self._run(call, functools.partial(self._call_reference, call))
 
     def reference(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the function with torch's own operators, on any device: the definition that kernels are held to.
@@ -139,8 +141,7 @@ class FusedFunction:
         Halves are kept in fp32 between ops and rounded once (``numerics="fused"``), or rounded at every op (``"eager"``).
         """
         call = self._bind(args, kwargs)
-        _, traced = self._trace(call)
-        return self._assemble(call, traced, self._evaluate(call, traced))
+        return self._run(call, functools.partial(self._call_reference, call))
 
     def plan(self, *args: Any, out: Any = None, target: str | None = None, **kwargs: Any) -> Plan:
         """What would run for these arguments (real, CPU or ``device="meta"`` tensors) and why, without running it.
@@ -148,7 +149,6 @@ class FusedFunction:
         ``target`` is a GPU's name (``"h200"``) or an architecture (``"sm_80"``); the arguments' own GPU if left out.
         """
         call = self._bind(args, kwargs)
-        _, traced = self._trace(call)
         if target is None and call.device.type != "cuda":
             raise DeviceError(
                 f'{self.__name__}.plan got tensors on {call.device} and no target. Name the GPU: target="h200" or target="sm_90".'
@@ -158,6 +158,9 @@ class FusedFunction:
             if target is not None
             else find_target("sm_{}{}".format(*torch.cuda.get_device_capability(call.device))).arch
         )
+        return self._run(call, functools.partial(self._plan_call, call, arch, out))
+
+    def _plan_call(self, call: _Call, arch: str, out: Any, _: Any, traced: Traced) -> Plan:
         layouts = self._layouts(call, traced)
         is_in_place = False
         if out is None:
@@ -180,8 +183,9 @@ class FusedFunction:
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
         call = _Call()
-        if _defaults_of(self.__wrapped__) != self._defaults:
-            self._signature, self._defaults = _signature_of(self.__wrapped__), _defaults_of(self.__wrapped__)
+        defaults = _defaults_of(self.__wrapped__)
+        if len(defaults) != len(self._defaults) or any(map(operator.is_not, defaults, self._defaults)):
+            self._signature, self._defaults = _signature_of(self.__wrapped__), defaults
         if self._signature is None:
             positional = [self._enter(call, f"x{position}", value) for position, value in enumerate(args)]
             call.spec = (tuple(positional), {name: self._enter(call, name, value) for name, value in kwargs.items()})
@@ -274,14 +278,29 @@ class FusedFunction:
         signature: Any = (tuple(call.key), self._captures.read(), torch.get_default_dtype())
         key = (signature, tuple(tuple(t.shape) for t in call.tensors)) if signature in self._sized else signature
         traced = self._traces.get(key)
-        if traced is None:
-            self._captures.check()
-            traced = trace_function(self._fn, self._kernel_name, *call.spec)
-            if traced.reads_sizes and key is signature:
-                self._sized.add(signature)
-                key = (signature, tuple(tuple(t.shape) for t in call.tensors))
-            self._traces[key] = traced
-        return key, traced
+        return (key, traced) if traced is not None else self._retrace(call, signature)
+
+    def _retrace(self, call: _Call, signature: Any) -> tuple[Any, Traced]:
+        self._captures.check()
+        traced = trace_function(self._fn, self._kernel_name, *call.spec)
+        key = signature
+        if traced.reads_sizes:
+            _remember(self._sized, signature, None)
+            key = (signature, tuple(tuple(t.shape) for t in call.tensors))
+        return key, _remember(self._traces, key, traced)
+
+    def _run(self, call: _Call, use: Callable[[Any, Traced], _T]) -> _T:
+        """``use(key, traced)``; shapes that do not fit the trace of other shapes are traced themselves, and may take another path."""
+        key, traced = self._trace(call)
+        try:
+            return use(key, traced)
+        except LayoutError:
+            if traced.reads_sizes:
+                raise
+            key, traced = self._retrace(call, key)
+            if not traced.reads_sizes:
+                raise
+        return use(key, traced)
 
     def _layouts(self, call: _Call, traced: Traced) -> tuple[NodeLayout, ...]:
         """Shape and strides of every node, as eager gives them."""
@@ -323,6 +342,13 @@ class FusedFunction:
             for result, node in zip(results, outputs, strict=True)
         ]
 
+    def _call_reference(self, call: _Call, _: Any, traced: Traced) -> Any:
+        return self._assemble(call, traced, self._evaluate(call, traced))
+
+    def _call_meta(self, call: _Call, _: Any, traced: Traced) -> Any:
+        layouts, nodes = self._layouts(call, traced), traced.expr.nodes
+        return self._assemble(call, traced, [_empty(layouts[n], _dtype(nodes[n]), call.device) for n in traced.expr.outputs])
+
     def _launch(self, call: _Call, key: Any, traced: Traced) -> Any:
         layout_key = (key, *((tuple(t.shape), t.stride(), phase_of(t)) for t in call.tensors))
         prepared = self._prepared.get(layout_key)
@@ -344,7 +370,7 @@ class FusedFunction:
         plans = self._plan(call, traced, layouts, list(outputs), is_in_place=False)
         return _Prepared(outputs, prepare_launches(plans, call.device.index))
 
-    def _call_into(self, call: _Call, key: Any, traced: Traced, out: Any) -> Any:
+    def _call_into(self, call: _Call, out: Any, key: Any, traced: Traced) -> Any:
         outs = self._match_out(traced, out)
         is_in_place = self._check_outputs(call, traced, self._layouts(call, traced), outs)
         if call.device.type == "cuda":
@@ -382,17 +408,20 @@ class FusedFunction:
         if not same_structure(traced.result, out):
             have, want = _outline(out), _outline(traced.result)
             raise LayoutError(f"out= of {self.__name__} has the structure {have}, the results have {want}. Give out= the same structure.")
-        outs: list[torch.Tensor] = []
+        outs: dict[int, torch.Tensor] = {}
 
         def match(leaf: Any, target: Any) -> None:
-            if not isinstance(leaf, TensorResult) or not isinstance(target, torch.Tensor):
+            if isinstance(leaf, TensorResult) and isinstance(target, torch.Tensor):
+                if outs.setdefault(leaf.output, target) is not target:
+                    raise LayoutError(f"out= of {self.__name__} holds two tensors for one that is returned twice. Give one tensor twice.")
+            elif isinstance(leaf, TensorResult) or target is not None:
                 raise LayoutError(
-                    f"out= of {self.__name__} holds a {type(target).__name__} for a result that is {_outline(leaf)}; each must be a tensor."
+                    f"out= of {self.__name__} holds {_outline(target)} for a result that is {_outline(leaf)}; "
+                    "allowed: a tensor for each tensor, and None for any other result."
                 )
-            outs.append(target)
 
         map_structure(match, traced.result, out)
-        return outs
+        return list(outs.values())
 
     def _assemble(self, call: _Call, traced: Traced, outs: Iterable[torch.Tensor]) -> Any:
         tensors = list(outs)
@@ -481,9 +510,10 @@ def _signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
     return signature
 
 
-def _defaults_of(fn: Any) -> tuple[int, int]:
-    """Tells whether a function's defaults are other objects than before."""
-    return id(getattr(fn, "__defaults__", None)), id(getattr(fn, "__kwdefaults__", None))
+def _defaults_of(fn: Any) -> tuple[Any, ...]:
+    """The objects that a function's parameters default to, to be compared by identity; dicts of them are changed in place."""
+    positional, keyword = getattr(fn, "__defaults__", None) or (), getattr(fn, "__kwdefaults__", None) or {}
+    return (*positional, None, *keyword, *keyword.values())
 
 
 def _readable(tensor: torch.Tensor, name: str) -> torch.Tensor:
@@ -525,6 +555,11 @@ def _out_names(outs: list[torch.Tensor]) -> list[str]:
 
 
 def _outline(tree: Any) -> str:
-    return str(
-        map_structure(lambda leaf: "tensor" if isinstance(leaf, torch.Tensor | TensorResult) else type(leaf).__name__, tree)
-    ).replace("'", "")
+    """The structure of results or of ``out=``, for messages."""
+
+    def name(leaf: Any) -> str:
+        if isinstance(leaf, torch.Tensor | TensorResult):
+            return "tensor"
+        return "number" if isinstance(leaf, HostResult) else type(leaf).__name__
+
+    return str(map_structure(name, tree)).replace("'", "")

@@ -532,7 +532,12 @@ class _Tracer:
         try:
             return broadcast_shapes(*shapes)
         except LayoutError as error:
-            raise LayoutError(f"{op.name}: {error} (at {_user_location()})") from None
+            raise self._misfit(f"{op.name}: {error} (at {_user_location()})") from None
+
+    def _misfit(self, message: str) -> LayoutError:
+        """The error for shapes that do not fit. A function that catches it has a trace for these shapes only."""
+        self.reads_sizes = True
+        return LayoutError(message)
 
     def _operand(self, op: Op, operand: Any) -> int:
         operand = operand.item() if isinstance(operand, np.generic) else operand
@@ -608,7 +613,7 @@ class _Tracer:
                 f"{name}: the result is {got}, which cannot be stored in place in a {have} {where}. Use the out-of-place form."
             )
         if value._shape != target._shape:
-            raise LayoutError(
+            raise self._misfit(
                 f"{name}: the result has shape {value._shape}, the tensor it is stored in {target._shape} (at {_user_location()})."
             )
         self.same_shapes.append((value._node, target._node))
@@ -625,16 +630,20 @@ class _Tracer:
             recorded = record_view(name, args, kwargs, tensor._shape)
             self.reads_sizes |= recorded.depends_on_shape
             views = tuple(self._viewed(tensor, (step,)) for step in recorded.steps)
-        except (LayoutError, TraceError) as error:
-            raise type(error)(f"{error} (at {_user_location()})") from None
+        except LayoutError as error:
+            raise self._misfit(f"{error} (at {_user_location()})") from None
+        except TraceError as error:
+            raise TraceError(f"{error} (at {_user_location()})") from None
         return views if recorded.is_tuple else views[0]
 
     def index(self, tensor: _Tensor, index: Any) -> _Tensor:
         """The view that ``tensor[index]`` is."""
         try:
             return self._viewed(tensor, record_index(index, tensor._shape))
-        except (LayoutError, TraceError) as error:
-            raise type(error)(f"{error} (at {_user_location()})") from None
+        except LayoutError as error:
+            raise self._misfit(f"{error} (at {_user_location()})") from None
+        except TraceError as error:
+            raise TraceError(f"{error} (at {_user_location()})") from None
 
     def _viewed(self, tensor: _Tensor, steps: tuple[ViewStep, ...]) -> _Tensor:
         if not steps:
@@ -655,13 +664,13 @@ class _Tracer:
             parts = [self.view(part, "unsqueeze", dim) for part in parts]
         rank = len(parts[0]._shape)
         if not rank or any(len(part._shape) != rank for part in parts) or not -rank <= dim < rank:
-            raise LayoutError(
+            raise self._misfit(
                 f"{name} of shapes {[part._shape for part in parts]} along dim {dim} (at {_user_location()}): "
                 "it takes tensors of one rank and one of their dims."
             )
         dim %= rank
         if len({(*part._shape[:dim], *part._shape[dim + 1 :]) for part in parts}) > 1:
-            raise LayoutError(
+            raise self._misfit(
                 f"{name} of shapes {[part._shape for part in parts]} along dim {dim}: the other sizes must be equal (at {_user_location()})"
             )
         dtype = functools.reduce(torch.promote_types, (self.dtype(part) for part in parts))

@@ -50,4 +50,5 @@ def _poisoned(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dty
 
 
 def _as_structure(result: Any, outs: list[torch.Tensor]) -> Any:
-    return map_structure(lambda leaf: outs[leaf.output] if isinstance(leaf, TensorResult) else leaf, result)
+    """The result with its tensors in place, and None for any other leaf, as ``out=`` takes it."""
+    return map_structure(lambda leaf: outs[leaf.output] if isinstance(leaf, TensorResult) else None, result)

@@ -217,6 +217,64 @@ def test_a_plan_checks_out_as_a_call_does() -> None:
     assert X.tolist() == [-1.0, 0.5, 2.0]
 
 
+def test_out_of_results_that_are_no_tensors_or_one_tensor_twice() -> None:
+    def f(x: Any, s: Any) -> Any:
+        y = x + 1
+        return y, (y, None), s
+
+    out = torch.zeros(3)
+    assert wl.fuse(f)(X, 2.0, out=(out, (out, None), None))[1][0] is out
+    assert torch.equal(out, X + 1)
+    with pytest.raises(wl.LayoutError, match="two tensors for one that is returned twice"):
+        wl.fuse(f)(X, 2.0, out=(out, (torch.zeros(3), None), None))
+    with pytest.raises(wl.LayoutError, match="holds float for a result that is number"):
+        wl.fuse(f)(X, 2.0, out=(out, (out, None), 2.0))
+    with pytest.raises(wl.LayoutError, match="holds NoneType for a result that is tensor"):
+        wl.fuse(f)(X, 2.0, out=(out, (None, None), None))
+
+
+# ---- shapes that decide
+
+
+def either(x: Any, y: Any) -> Any:
+    try:
+        return x + y
+    except ValueError:
+        return x * 10
+
+
+def halved(x: Any) -> Any:
+    try:
+        return x.view(2, -1) + 1
+    except ValueError:
+        return x * 10
+
+
+@pytest.mark.parametrize("order", [(3, 4, 3), (4, 3, 4)])
+def test_a_function_that_catches_a_misfit_is_traced_for_its_shapes(order: tuple[int, ...]) -> None:
+    add_or_scale, halve_or_scale = wl.fuse(either), wl.fuse(halved)
+    for size in order:
+        x, y = torch.ones(size), torch.ones(3)
+        assert torch.equal(add_or_scale(x, y), x + y if size == 3 else x * 10)
+        assert torch.equal(halve_or_scale(x), x.view(2, -1) + 1 if size == 4 else x * 10)
+
+
+@pytest.mark.parametrize("sizes", [(8, 5, 8), (5, 8, 5)])
+def test_the_number_of_chunks_follows_the_shape(sizes: tuple[int, ...]) -> None:
+    f = wl.fuse(lambda x: x.chunk(4, -1))
+    for size in sizes:
+        x = torch.arange(float(size))
+        assert [piece.tolist() for piece in f(x)] == [piece.tolist() for piece in x.chunk(4, -1)]
+
+
+def test_traces_of_many_shapes_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wideload.fused._MAX_REMEMBERED", 4)
+    f = wl.fuse(lambda x: x * x.shape[0])
+    for size in (*range(1, 9), 1):
+        assert f(torch.ones(size)).tolist() == [size] * size
+    assert len(f._traces) == 4
+
+
 # ---- methods
 
 
@@ -288,6 +346,20 @@ def test_methods_of_objects_that_have_no_weak_references_or_hashes() -> None:
     slotted.s = 3.0
     assert torch.equal(slotted.apply(X), X * 3)
     assert torch.equal(Unhashable(4.0).apply(X), X * 4)
+
+
+def test_methods_of_one_name_are_not_mixed_up() -> None:
+    def times(k: float) -> wl.FusedFunction:
+        return wl.fuse(lambda self, x: x * k)
+
+    class Two:
+        double, triple = times(2.0), times(3.0)
+
+    two = Two()
+    assert torch.equal(two.double(X), X * 2)
+    assert torch.equal(two.triple(X), X * 3)
+    Two.double = times(5.0)
+    assert torch.equal(two.double(X), X * 5)
 
 
 def test_a_method_calls_the_overridden_one() -> None:
@@ -535,3 +607,14 @@ def test_deep_copies_work_on_their_own() -> None:
 
 def test_a_function_of_a_module_is_pickled_by_reference() -> None:
     assert pickle.loads(pickle.dumps(wl.ops.swiglu)) is wl.ops.swiglu
+
+
+def test_keyword_defaults_changed_in_place_are_seen() -> None:
+    def scale(x: Any, *, s: float = 2.0) -> Any:
+        return x * s
+
+    f = wl.fuse(scale)
+    assert torch.equal(f(X), X * 2)
+    assert scale.__kwdefaults__ is not None
+    scale.__kwdefaults__["s"] = 3.0
+    assert torch.equal(f(X), X * 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -319,7 +320,7 @@ def test_names_of_the_user_never_meet_those_of_the_language_or_the_kernel(kind: 
     f = wl.fuse(scope["f"])
     value: Any = {"tensors": None, "uniform tensors": torch.ones(()), "numbers": 0.5}[kind]
     for x in (torch.ones(9), torch.ones(4, 6).t()[:, ::2]):
-        plan = f.plan(x, *(x if value is None else value for _ in names), target="sm_90").kernels[0]
+        plan = f.plan(x, *(copy.copy(x if value is None else value) for _ in names), target="sm_90").kernels[0]
         compile_cubin(plan.source, arch="sm_90", name=plan.name)
         program = plan.plan.program
         taken = [p.name for p in (*program.parameters, *program.scalars)]
