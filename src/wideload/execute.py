@@ -82,7 +82,7 @@ def prepare_launches(plans: Sequence[KernelPlan], device: int) -> tuple[Launch, 
     """Compile and load the kernels, side by side where there are several."""
     arch = device_arch(device)
     cubins = find_cubins([(emit_kernel(plan.program, plan.variant), arch, plan.name) for plan in plans])
-    return tuple(Launch(LoadedKernel(cubin, plan.grid), plan) for cubin, plan in zip(cubins, plans, strict=True))
+    return tuple(Launch(LoadedKernel(cubin, plan.grid, plan.variant.threads), plan) for cubin, plan in zip(cubins, plans, strict=True))
 
 
 def run_launches(

@@ -14,7 +14,6 @@ import torch
 
 from wideload.errors import CompileError
 from wideload.nvrtc import Cubin
-from wideload.plan import THREADS
 
 __all__ = ["LoadedKernel", "device_arch"]
 
@@ -54,7 +53,7 @@ class LoadedKernel:
 
     __slots__ = ("_config", "_kernel", "_launch", "_library", "_stream_type")
 
-    def __init__(self, cubin: Cubin, grid: int, threads: int = THREADS) -> None:
+    def __init__(self, cubin: Cubin, grid: int, threads: int) -> None:
         core = _core()
         self._library, self._kernel = _load(cubin)  # the kernel alone would not keep its library loaded
         self._config = core.LaunchConfig(grid=grid, block=threads)

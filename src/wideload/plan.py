@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -19,7 +19,7 @@ from wideload.layout import INT31_MAX, Dim, IterSpace, build_space, expand_strid
 from wideload.lower import Program, Store, lower_expr
 from wideload.replay import NodeLayout
 
-__all__ = ["ACCESS_BYTES", "THREADS", "Access", "KernelPlan", "Operand", "Reason", "Target", "Variant", "plan_kernels"]
+__all__ = ["ACCESS_BYTES", "THREADS", "Access", "KernelPlan", "Operand", "Reason", "Target", "Tile", "Variant", "plan_kernels"]
 
 ACCESS_BYTES = 16
 """The widest load or store of one thread on sm_75 to sm_90; wider vectors a thread were slower on H200 (4.28 against 4.33 TB/s)."""
@@ -31,12 +31,31 @@ THREADS = 128
 STRIDED_ELEMENTS = 4
 """Elements that a thread of a strided kernel has in flight: its loads are narrow, so that one would leave the memory idle."""
 
-Family = Literal["dense", "rows", "pitched", "strided"]
+TILE_BYTES = 32768
+"""Shared memory of a block of a ``tile`` kernel, at most: 128 x 128 elements of 2 bytes, with which a transposed copy of bf16 measured
+4.00 TB/s on an H200 (64 x 64: 3.70, 128 x 64: 3.84). Two blocks fit on an SM of every architecture (sm_75 has 64 KiB), four on sm_90,
+where threads are the limit. A halo adds up to an eighth."""
 
-Access = Literal["vector", "realigned", "elements", "row", "uniform", "strided", "value"]
+TILE_THREADS = 512
+"""Threads of such a block, at most: four 16-byte loads each (512 to 1024 threads measured equal on an H200; two blocks of 1024 would
+leave 32 registers a thread)."""
+
+TILE_BLOCKS = 2
+"""Blocks an SM that the registers of such a kernel must leave room for, 64 a thread: while one waits for its loads, the other stores."""
+
+TILE_GROUP = 8
+"""Tiles along the lines that neighbouring blocks take before they step along the columns: the blocks that run at a time then read runs
+of several tiles as well as write them (2 KiB each at 256 bytes a tile)."""
+
+TILE_ACROSS = 8
+"""Accesses along an output's line that a warp of a ``tile`` kernel stores together: 128 bytes of each of four lines."""
+
+Family = Literal["dense", "rows", "pitched", "tile", "strided"]
+
+Access = Literal["vector", "realigned", "elements", "row", "uniform", "strided", "turned", "turned_realigned", "value"]
 """How a kernel reaches an operand: one wide access; aligned words, realigned in registers; one access an element, of an output
-whose address is not aligned as the first output's is; one element a row; one element for all; through its strides; by value (a
-0-dim CPU tensor)."""
+whose address is not aligned as the first output's is; one element a row; one element for all; through its strides; through shared
+memory, where its fast dim is not the outputs' (aligned or realigned); by value (a 0-dim CPU tensor)."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +96,29 @@ class Reason:
 
 
 @dataclass(frozen=True)
+class Tile:
+    """The part of the iteration space that a block of a ``tile`` kernel computes.
+
+    ``columns`` lie along the outputs' fast dim, ``lines`` along that of the operands that are turned. A thread computes ``width``
+    columns, one access of the widest output, of ``depth`` neighbouring lines at a time. Where the outputs' lines are not aligned alike,
+    the accesses of each line begin up to ``width - 1`` columns before the tile, and ``halo`` columns more of turned operands are loaded.
+    ``is_whole`` says that sizes and addresses leave no access that is partly outside.
+    """
+
+    columns: int
+    lines: int
+    width: int
+    depth: int
+    halo: int = 0
+    is_whole: bool = False
+
+
+@dataclass(frozen=True)
 class Variant:
     """What a kernel's text depends on besides its program.
 
     ``loads`` go with the program's parameters, ``stores`` with its results; ``elements`` is how many a thread computes;
-    ``is_in_place`` forbids the read-only cache.
+    ``is_in_place`` forbids the read-only cache; ``threads`` are those of a block; ``tile`` is a tile kernel's.
     """
 
     family: Family
@@ -91,6 +128,8 @@ class Variant:
     rank: int
     index_bits: Literal[32, 64]
     is_in_place: bool
+    threads: int = THREADS
+    tile: Tile | None = None
 
 
 @dataclass(frozen=True)
@@ -156,15 +195,24 @@ def _plan_kernel(
         _choose_dense(walks)
         or _choose_rows(space, walks, num_inputs)
         or _choose_pitched(space, walks, num_inputs)
+        or _choose_tile(space, walks, num_inputs)
         or _choose_strided(space, walks)
     )
     accesses = iter(choice.accesses)
     load_accesses: list[Access] = ["value" if load.on_host else next(accesses) for load in loads]
     variant = Variant(
-        choice.family, tuple(load_accesses), tuple(accesses), choice.elements, max(1, len(space.dims)), choice.index_bits, is_in_place
+        choice.family,
+        tuple(load_accesses),
+        tuple(accesses),
+        choice.elements,
+        max(1, len(space.dims)),
+        choice.index_bits,
+        is_in_place,
+        choice.threads,
+        choice.tile,
     )
-    grid = -(-choice.num_covered // (THREADS * variant.elements))
-    reasons = [*choice.reasons, Reason("grid", f"{grid} x {THREADS}", "one-shot: a grid-stride loop measured 5 % slower on H200")]
+    grid = -(-choice.num_covered // (variant.threads * variant.elements))
+    reasons = [*choice.reasons, Reason("grid", f"{grid} x {variant.threads}", "one-shot: a grid-stride loop measured 5 % slower on H200")]
     if is_in_place:
         reasons.append(Reason("cache", "coherent loads", "an output is also an input, so the read-only path is not allowed"))
     sources = tuple((load.tensor, load.offset_bytes) for load in loads)
@@ -195,6 +243,10 @@ class _Walk:
         """How many elements its address lies behind an aligned access of ``elements``."""
         return self.phase_bytes % (elements * self.type.itemsize) // self.type.itemsize
 
+    def span(self, sizes: Sequence[int]) -> int:
+        """Elements from its first to its last."""
+        return 1 + sum((size - 1) * stride for size, stride in zip(sizes, self.strides, strict=True))
+
     def beat(self, elements: int) -> tuple[int, ...]:
         """The phase of its first element, and by how much each outer dim shifts it."""
         return (self.phase(elements), *(stride % elements for stride in self.strides[1:]))
@@ -211,6 +263,8 @@ class _Choice:
     num_covered: int
     sizes: tuple[int, ...]
     reasons: tuple[Reason, ...]
+    threads: int = THREADS
+    tile: Tile | None = None
 
 
 def _vector_elements(walks: Sequence[_Walk]) -> tuple[int, Reason]:
@@ -305,14 +359,140 @@ def _row_sizes(space: IterSpace, inputs: Sequence[_Walk], loads: Sequence[Access
     for walk, access in zip(inputs, loads, strict=True):
         numbers += walk.strides[1:] if access != "uniform" else ()
         if access == "realigned":
-            numbers.append(1 + sum((dim.size - 1) * stride for dim, stride in zip(space.dims, walk.strides, strict=True)))
+            numbers.append(walk.span([dim.size for dim in space.dims]))
     return numbers
 
 
 def _realigned(inputs: Sequence[_Walk], loads: Sequence[Access]) -> list[Reason]:
-    names = [walk.name for walk, access in zip(inputs, loads, strict=True) if access == "realigned"]
-    why = "not aligned to the output: aligned words are read and shifted in registers"
+    names = [walk.name for walk, access in zip(inputs, loads, strict=True) if access in ("realigned", "turned_realigned")]
+    why = "not aligned to whole accesses: aligned words are read and shifted in registers"
     return [Reason("realigned", ", ".join(names), why)] if names else []
+
+
+def _choose_tile(space: IterSpace, walks: Sequence[_Walk], num_inputs: int) -> _Choice | None:
+    """Some inputs run along another dim than the outputs, through shared memory; the others along the outputs' rows."""
+    if len(space.dims) < 2 or any(walk.strides[0] != 1 for walk in walks[num_inputs:]):
+        return None
+    widest = max((walk.type for walk in walks if walk.strides[0] == 1), key=lambda t: t.itemsize)
+    width = ACCESS_BYTES // widest.itemsize
+    for across in _turned_dims(walks[:num_inputs]):
+        turned = [walk for walk in walks[:num_inputs] if walk.strides[0] > 1 and walk.strides[across] == 1]
+        turned_bytes = [walk.type.itemsize for walk in turned]
+        tile = _fit_tile(space.dims[0].size, space.dims[across].size, width, walks[num_inputs].type.itemsize, turned_bytes)
+        if tile:
+            break
+    else:
+        return None
+    order = [0, across, *(d for d in range(1, len(space.dims)) if d != across)]
+    dims = [space.dims[d] for d in order]
+    walks = [replace(walk, strides=tuple(walk.strides[d] for d in order)) for walk in walks]
+    inputs, outputs = walks[:num_inputs], walks[num_inputs:]
+    beat = outputs[0].beat(width)
+    loads = tuple(_tile_access(walk, beat, width) for walk in inputs)
+    stores: tuple[Access, ...] = tuple("vector" if walk.beat(width) == beat else "elements" for walk in outputs)
+    if any(stride % width for stride in outputs[0].strides[1:]):
+        tile = replace(tile, halo=width)
+    elif not any(access in ("realigned", "turned_realigned", "elements") for access in (*loads, *stores)) and not beat[0]:
+        is_cut = dims[0].size % width or any(dims[1].size * walk.type.itemsize % ACCESS_BYTES for walk in turned)
+        tile = replace(tile, is_whole=not is_cut)
+    num_across = -(-(dims[0].size + (width - 1 if tile.halo else beat[0])) // tile.columns)
+    num_along = -(-dims[1].size // tile.lines)
+    num_groups = -(-num_along // TILE_GROUP)
+    blocks = [-(-num_along // num_groups), num_across, num_groups, *(dim.size for dim in dims[2:])]
+    grid = IterSpace(tuple(Dim(size, ()) for size in blocks), math.prod(blocks))
+    bits, index_width = _index_bits(space, walks, space.num_elements)
+    strides: list[int] = []
+    for walk, access in zip(inputs, loads, strict=True):
+        if access != "uniform":
+            strides += [stride for d, stride in enumerate(walk.strides) if d not in _FAST_DIM.get(access, ())]
+        if access in ("realigned", "turned", "turned_realigned"):
+            strides.append(walk.span([dim.size for dim in dims]))
+    strides += [stride for walk in outputs for stride in walk.strides[1:]]
+    threads = min(TILE_THREADS, tile.columns * tile.lines // (width * tile.depth))
+    elements = tile.columns * tile.lines // threads
+    runtime = (dims[0].size, dims[1].size, beat[0], *_divisions(grid, 32), *strides)
+    num_covered = grid.num_elements * tile.columns * tile.lines
+    why = f"{ACCESS_BYTES} bytes of the widest operand along the output ({widest.name})"
+    reasons = (*_tile_reasons(tile, turned, outputs[0]), Reason("elements an access", str(width), why), index_width)
+    reasons += (*_realigned(inputs, loads), *_narrow_reasons(loads, stores))
+    return _Choice("tile", (*loads, *stores), elements, bits, num_covered, runtime, reasons, threads, tile)
+
+
+_FAST_DIM: dict[Access, tuple[int, ...]] = {"turned": (1,), "turned_realigned": (1,), "vector": (0,), "realigned": (0,), "row": (0,)}
+"""The dims of a tile along which the stride is known: 1, or 0 of a row's one element."""
+
+
+def _tile_reasons(tile: Tile, turned: Sequence[_Walk], output: _Walk) -> list[Reason]:
+    names = ", ".join(walk.name for walk in turned)
+    num_elements = (tile.columns + tile.halo) * tile.lines
+    why = (
+        f"{tile.columns * output.type.itemsize}-byte runs of the output, {tile.lines * turned[0].type.itemsize}-byte runs of "
+        f"{turned[0].name}, {sum(walk.type.itemsize for walk in turned) * num_elements} bytes of shared memory"
+    )
+    reasons = [
+        Reason("family", "tile", f"{names} runs along another dim than the output: turned in shared memory"),
+        Reason("tile", f"{tile.columns} x {tile.lines}", why),
+    ]
+    if tile.halo:
+        why = f"the output's lines are not aligned alike: each begins its accesses anew, {tile.halo} more columns are loaded"
+        reasons.append(Reason("halo", str(tile.halo), why))
+    return reasons
+
+
+def _narrow_reasons(loads: Sequence[Access], stores: Sequence[Access]) -> list[Reason]:
+    reasons = []
+    if "elements" in stores:
+        reasons.append(Reason("stores", "elements", "an output is not aligned as the first one is"))
+    if "strided" in loads:
+        reasons.append(Reason("loads", "strided", "an operand runs along neither dim of the tile: one element an access"))
+    return reasons
+
+
+def _turned_dims(inputs: Sequence[_Walk]) -> list[int]:
+    """The dims along which inputs run that do not run along the innermost, those of most bytes first."""
+    weights: dict[int, int] = {}
+    for walk in inputs:
+        if walk.strides[0] > 1 and 1 in walk.strides:
+            dim = walk.strides.index(1)
+            weights[dim] = weights.get(dim, 0) + walk.type.itemsize
+    return sorted(weights, key=lambda dim: -weights[dim])
+
+
+def _tile_access(walk: _Walk, beat: tuple[int, ...], width: int) -> Access:
+    """How a tile reads an input, where the first output's aligned accesses lie on ``beat``."""
+    if walk.is_uniform:
+        return "uniform"
+    if walk.strides[0] > 1 and walk.strides[1] == 1:
+        own = ACCESS_BYTES // walk.type.itemsize
+        return "turned_realigned" if walk.phase(own) or any(s % own for d, s in enumerate(walk.strides) if d != 1) else "turned"
+    if walk.strides[0] > 1:
+        return "strided"
+    if walk.strides[0] == 0:
+        return "row"
+    return "vector" if walk.beat(width) == beat else "realigned"
+
+
+def _fit_tile(num_columns: int, num_lines: int, width: int, out_bytes: int, turned_bytes: Sequence[int]) -> Tile | None:
+    """The largest tile within ``TILE_BYTES``, its runs in the output and in the turned operands of about the same length.
+
+    Of an output that is wider than the turned operands, twice as many bytes at most: 128 a thread.
+    ``None`` where the space is smaller than half the smallest tile: 128 bytes of the output by one access of each turned operand.
+    """
+    depth = min(max(1, 4 // min(turned_bytes)), ACCESS_BYTES // max(turned_bytes))
+    least_columns, least_lines = TILE_ACROSS * width, max(ACCESS_BYTES // min(turned_bytes), 4 * depth)
+    most_columns, most_lines = 1 << (num_columns - 1).bit_length(), 1 << (num_lines - 1).bit_length()
+    fitting = []
+    for columns in (1 << k for k in range(least_columns.bit_length() - 1, max(most_columns, least_columns).bit_length())):
+        for lines in (1 << k for k in range(least_lines.bit_length() - 1, max(most_lines, least_lines).bit_length())):
+            if columns * lines * max(sum(turned_bytes), out_bytes // 2) <= TILE_BYTES and all(
+                width * lines * size >= 8 * ACCESS_BYTES for size in turned_bytes
+            ):
+                run, turned_run = columns * out_bytes, lines * max(turned_bytes)
+                fitting.append((columns * lines, -max(run, turned_run) // min(run, turned_run), lines, columns))
+    if not fitting or 2 * num_columns < least_columns or 2 * num_lines < least_lines:
+        return None
+    _, _, lines, columns = max(fitting)
+    return Tile(columns, lines, width, depth)
 
 
 def _choose_strided(space: IterSpace, walks: Sequence[_Walk]) -> _Choice:

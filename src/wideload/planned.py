@@ -102,6 +102,7 @@ class Plan:
                     "index_bits": kernel.plan.variant.index_bits,
                     "num_elements": kernel.plan.num_elements,
                     "grid": kernel.plan.grid,
+                    "threads": kernel.plan.variant.threads,
                     "reasons": [{"choice": r.choice, "value": r.value, "why": r.why} for r in kernel.plan.reasons],
                 }
                 for kernel in self.kernels

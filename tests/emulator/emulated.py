@@ -9,7 +9,6 @@ import torch
 from tests.emulator.emulator import Approx, build, run_on
 from wideload.execute import kernel_arguments
 from wideload.fused import FusedFunction
-from wideload.plan import THREADS
 from wideload.structure import map_structure
 from wideload.trace import TensorResult
 
@@ -32,7 +31,8 @@ def run_emulated(f: FusedFunction, *args: Any, out: Any = None, approx: Approx =
         arguments = kernel_arguments(kernel.plan, call.tensors, outs, tuple(call.scalars), behind)
         places = zip(kernel.plan.targets, kernel.plan.target_layouts, strict=True)
         written = [behind(outs[output], offset).as_strided(layout.shape, layout.strides) for (output, offset), layout in places]
-        run_on(build(kernel.source), kernel.name, (kernel.plan.grid, 1, 1), (THREADS, 1, 1), arguments, outputs=written, approx=approx)
+        grid, block = (kernel.plan.grid, 1, 1), (kernel.plan.variant.threads, 1, 1)
+        run_on(build(kernel.source), kernel.name, grid, block, arguments, outputs=written, approx=approx)
     return out if out is not None else _as_structure(traced.result, outs)
 
 

@@ -521,7 +521,7 @@ def test_plan_kernels_needs_no_tensors() -> None:
     (kernel,) = plan_kernels(expr, operands, [target], numerics="fused", fast_math=False, is_in_place=False)
     assert (kernel.name, kernel.sources, kernel.targets, kernel.grid) == ("f_rows", ((0, 0), (1, 0)), ((0, 0),), 1)
     assert (kernel.variant.loads, kernel.variant.stores) == (("realigned", "value"), ("vector",))
-    assert reasons(kernel)["realigned"] == ("x", "not aligned to the output: aligned words are read and shifted in registers")
+    assert reasons(kernel)["realigned"] == ("x", "not aligned to whole accesses: aligned words are read and shifted in registers")
 
 
 def test_every_plan_has_its_reasons() -> None:

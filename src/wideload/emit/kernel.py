@@ -13,12 +13,13 @@ from wideload.emit.pitched import emit_pitched
 from wideload.emit.prelude import select_prelude
 from wideload.emit.rows import emit_rows
 from wideload.emit.strided import emit_strided
+from wideload.emit.tile import emit_tile
 from wideload.lower import Program
 from wideload.plan import Variant
 
 __all__ = ["emit_kernel"]
 
-_FAMILIES = {"dense": emit_dense, "pitched": emit_pitched, "rows": emit_rows, "strided": emit_strided}
+_FAMILIES = {"dense": emit_dense, "pitched": emit_pitched, "rows": emit_rows, "strided": emit_strided, "tile": emit_tile}
 
 
 @functools.lru_cache(maxsize=4096)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wideload.lower import Program
-from wideload.plan import THREADS, Variant
+from wideload.plan import TILE_BLOCKS, Variant
 
 __all__ = ["emit_head", "emit_uniform"]
 
@@ -27,7 +27,8 @@ def emit_head(program: Program, variant: Variant, sizes: Sequence[str]) -> str:
     parameters += [f"const long long {size}" for size in sizes]
     parameters += [f"const {s.ctype} {s.name}" for s in program.scalars]
     listed = ",\n    ".join(parameters)
-    return f'extern "C" __global__ void __launch_bounds__({THREADS})\n{program.name}_{variant.family}(\n    {listed})'
+    bounds = f"{variant.threads}, {TILE_BLOCKS}" if variant.tile else variant.threads
+    return f'extern "C" __global__ void __launch_bounds__({bounds})\n{program.name}_{variant.family}(\n    {listed})'
 
 
 def emit_uniform(program: Program, variant: Variant) -> list[str]:

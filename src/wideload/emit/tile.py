@@ -1,0 +1,309 @@
+"""Turns a program into the ``tile`` kernel: some inputs run along another dim than the outputs, and turn in shared memory.
+
+A block computes ``columns`` along the outputs' fast dim by ``lines`` along the turned inputs'. It reads the turned inputs along their
+lines and everything else along the columns, 16 bytes a thread and access on both sides, with one barrier in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from wideload.emit.element import element_call
+from wideload.emit.signature import emit_head, emit_uniform
+from wideload.lower import Parameter, Program
+from wideload.plan import ACCESS_BYTES, Access, Variant
+
+__all__ = ["emit_tile"]
+
+_TURNED = ("turned", "turned_realigned")
+_REGISTER_BYTES = 4
+_REGISTERS_IN_FLIGHT = 48
+"""Registers of a thread that may wait for loads at once. Operands that are not turned are read before the barrier as far as that goes,
+and behind it from there on: more, and ptxas spills at the 64 registers that leave room for two blocks."""
+
+
+def emit_tile(program: Program, variant: Variant) -> str:
+    """The kernel's text. Blocks whose tile is full have no bounds; the others use whole accesses as far as these are inside."""
+    return _TileText(program, variant).emit()
+
+
+class _TileText:
+    """The stages of one kernel, each a list of lines. ``m`` counts a thread's accesses, ``d`` the lines of one, ``e`` its elements."""
+
+    def __init__(self, program: Program, variant: Variant) -> None:
+        assert variant.tile is not None
+        self.program, self.variant, self.tile = program, variant, variant.tile
+        self.index, self.unsigned = ("int", "unsigned") if variant.index_bits == 32 else ("long long", "unsigned long long")
+        self.loads = list(zip(program.parameters, variant.loads, strict=True))
+        self.turned = [(p, access) for p, access in self.loads if access in _TURNED]
+        self.num_loaded = self.tile.columns + self.tile.halo
+        self.passes = self.tile.columns * self.tile.lines // (self.tile.width * self.tile.depth * variant.threads)
+        self.early, self.late = self._split_direct()
+
+    def _num_chunks(self, p: Parameter) -> int:
+        """16-byte chunks of a turned operand's tile."""
+        return self.num_loaded * self.tile.lines // _own(p)
+
+    def _passes_of(self, p: Parameter) -> int:
+        """Chunks of it that a thread loads."""
+        return -(-self._num_chunks(p) // self.variant.threads)
+
+    def _split_direct(self) -> tuple[list[tuple[Parameter, Access]], list[tuple[Parameter, Access]]]:
+        """The operands that are not turned: those read before the barrier, those read behind it."""
+        chunk = ACCESS_BYTES // _REGISTER_BYTES
+        in_flight = sum(chunk * self._passes_of(p) * (1 if access == "turned" else 2) for p, access in self.turned)
+        early: list[tuple[Parameter, Access]] = []
+        late: list[tuple[Parameter, Access]] = []
+        for p, access in self.loads:
+            if access in ("vector", "realigned", "row", "strided"):
+                elements = self.passes * self.tile.depth * (1 if access == "row" else self.tile.width)
+                in_flight += -(-elements * p.type.itemsize // _REGISTER_BYTES) * (2 if access == "realigned" else 1)
+                (early if in_flight <= _REGISTERS_IN_FLIGHT else late).append((p, access))
+        return early, late
+
+    def emit(self) -> str:
+        body = [*self._locate(), *emit_uniform(self.program, self.variant)]
+        for name in (*(p.name for p, access in self.loads if access not in ("uniform", "value")), *(r.name for r in self.program.results)):
+            steps = " + ".join(f"at{d} * ({self.unsigned}){name}_stride{d}" for d in range(2, self.variant.rank))
+            body.append(f"const {self.unsigned} {name}_at = {steps or 0};")
+        for p, _ in self.turned:
+            body.append(f"__shared__ vec<{p.type.storage}, {_own(p)}> {p.name}_tile[{self._num_chunks(p)}];")
+            body.append(f"vec<{p.type.storage}, {_own(p)}> {p.name}_v[{self._passes_of(p)}];")
+        if self.tile.is_whole:
+            body += self._whole_accesses()
+        else:
+            body += [f"const bool is_full = {self._is_full()};", "if (is_full) {  // whole accesses, no bounds"]
+            body += [*_indent(self._whole_accesses()), "} else {  // a tile at an edge: one line at a time, and bounds"]
+            body += [*_indent(self._single_lines()), "}"]
+        text = "\n".join(_indent(body))
+        return f"{emit_head(self.program, self.variant, self._sizes())}\n{{\n{text}\n}}"
+
+    def _whole_accesses(self) -> list[str]:
+        """The main path. Where the variant leaves no access that is cut, it is all of the kernel, and an access is in or out."""
+        tile = self.tile
+        place = self._place(f"threadIdx.x + m * {self.variant.threads}", tile.depth)
+        body = ["// everything that is read, in flight at once", *self._declare(self.early, f"[{self.passes}][{tile.depth}]")]
+        if self.early:
+            loads = [*self._line(), *(self._load_whole(p, access, "[m][d]") for p, access in self.early)]
+            body += _unrolled("m", self.passes, [place, *_unrolled("d", tile.depth, loads)])
+        for p, access in self.turned:
+            if tile.is_whole:
+                bounds = f"({self.index})size0, ({self.index})size1"
+                body.append(f"load_lines_inside<{self._shape()}>({self._source(p)}, {bounds});")
+            else:
+                body.append(f"load_lines<{self._shape()}, {_is_aligned(access)}>({self._source(p)});")
+        body += [f"store_lines<{self._shape()}, {tile.width}>({p.name}_tile, {p.name}_v);" for p, _ in self.turned]
+        body.append("__syncthreads();")
+        body.append("// results, along the columns")
+        each = [place, *self._declare(self.late, f"[{tile.depth}]")]
+        if self.late:
+            loads = [*self._line(), *(self._load_whole(p, access, "[d]") for p, access in self.late)]
+            each += _unrolled("d", tile.depth, loads)
+        guard = "if (is_inside) " if tile.is_whole else ""
+        line = [
+            *self._line(),
+            *(self._gather_line() if tile.halo else ()),
+            *self._compute(),
+            *(guard + store for store in self._store_whole()),
+        ]
+        each += [*(self._gather_access() if not tile.halo else ()), *_unrolled("d", tile.depth, line)]
+        return body + _unrolled("m", self.passes, each)
+
+    def _single_lines(self) -> list[str]:
+        """A tile that is partly outside."""
+        tile, threads = self.tile, self.variant.threads
+        body = []
+        for p, how in self.turned:
+            bounds = f"({self.index})size0, ({self.index})size1, {_ends(p)}"
+            body.append(f"fill_lines<{self._shape()}, {tile.width}, {_is_aligned(how)}>({p.name}_tile, {self._source(p)}, {bounds});")
+        direct = [*self.early, *self.late]
+        line = [self._place("k", 1), "const int d = 0;", *self._line(), f"if (line >= ({self.index})size1) continue;"]
+        line += [*self._declare(direct, ""), *(self._load_inside(p, access) for p, access in direct)]
+        line += [*self._gather_line(), *self._compute(is_edge=True), *self._store_inside()]
+        loop = f"for (unsigned k = threadIdx.x; k < {tile.columns * tile.lines // tile.width}; k += {threads}) {{"
+        return [*body, "__syncthreads();", "#pragma unroll 1", loop, *_indent(line), "}"]
+
+    def _sizes(self) -> list[str]:
+        """The names of the run-time integers, in the plan's order."""
+        rank = self.variant.rank
+        sizes = ["size0", "size1", "phase"]
+        for d in range(rank):
+            sizes += [f"tiles{d}" if d < 3 else f"size{d - 1}", f"multiplier{d}", f"shift{d}"]
+        for p, access in self.loads:
+            if access not in ("uniform", "value"):
+                known = {"strided": None, "turned": 1, "turned_realigned": 1}.get(access, 0)
+                sizes += [f"{p.name}_stride{d}" for d in range(rank) if d != known]
+            if access in ("realigned", *_TURNED):
+                sizes.append(f"{p.name}_span")
+        return sizes + [f"{r.name}_stride{d}" for r in self.program.results for d in range(1, rank)]
+
+    # Where a block and a thread are
+
+    def _locate(self) -> list[str]:
+        """Take the block's number apart: along the lines of a group, along the columns, groups of lines, the other dims."""
+        lines, rest, at = ["// which tile"], "blockIdx.x", []
+        for d in range(self.variant.rank):
+            lines.append(f"const unsigned rest{d} = divide_u31({rest}, multiplier{d}, shift{d});")
+            at.append(f"{rest} - rest{d} * (unsigned){f'tiles{d}' if d < 3 else f'size{d - 1}'}")
+            rest = f"rest{d}"
+        at.append(rest)
+        shift = "" if self.tile.halo else f" - ({self.index})phase"  # with a halo, each line's accesses begin before it
+        lines.append(f"const {self.index} column0 = ({self.index})({at[1]}) * {self.tile.columns}{shift};")
+        lines.append(f"const {self.index} line0 = ({self.index})(({at[2]}) * (unsigned)tiles0 + {at[0]}) * {self.tile.lines};")
+        lines.append(f"if (line0 >= ({self.index})size1) return;  // groups are of one size")
+        return lines + [f"const unsigned at{d} = {at[d + 1]};" for d in range(2, self.variant.rank)]
+
+    def _is_full(self) -> str:
+        """The tile is inside, and so are the aligned words that realigned operands are read as."""
+        tile, u = self.tile, self.unsigned
+        conditions = [
+            f"column0 >= {tile.halo} && column0 + {tile.columns} <= ({self.index})size0",
+            f"line0 + {tile.lines} <= ({self.index})size1",
+        ]
+        first_column, last_column = f"({u})(column0 - {tile.halo})", f"({u})(column0 + {tile.columns - 1})"
+        first_line, last_line = f"({u})line0", f"({u})(line0 + {tile.lines - 1})"
+        for p, access in self.loads:
+            if access == "turned_realigned":
+                stride, reach = f"({u}){p.name}_stride0", _own(p)
+                first, last = f"{first_column} * {stride} + {first_line}", f"{last_column} * {stride} + {last_line}"
+            elif access == "realigned":
+                stride, reach = f"({u}){p.name}_stride1", tile.width
+                first, last = f"{first_line} * {stride} + {first_column}", f"{last_line} * {stride} + {last_column}"
+            else:
+                continue
+            conditions.append(f"{p.name}_at + {first} >= {reach} && {p.name}_at + {last} + {reach} < ({u}){p.name}_span")
+        return "\n        && ".join(conditions)
+
+    def _place(self, number: str, depth: int) -> str:
+        """Access ``number`` of the block, in its tile."""
+        shape = f"{self.tile.columns}, {self.tile.width}"
+        return f"const unsigned i = {number}, across = tile_column<{shape}>(i), along = tile_line<{shape}, {depth}>(i);"
+
+    def _line(self) -> list[str]:
+        """Line ``d`` of the access and its first column, in the operands."""
+        beat, skew = self.program.results[0].name, ""
+        if self.tile.halo:  # back to where the line's aligned accesses begin
+            at = f"{beat}_at + ({self.unsigned})line * ({self.unsigned}){beat}_stride1 + ({self.unsigned})phase"
+            skew = f" - ({self.index})(({at}) % {self.tile.width})"
+        lines = [
+            f"const {self.index} line = line0 + ({self.index})along + d;",
+            f"const {self.index} column = column0 + ({self.index})across{skew};",
+        ]
+        if self.tile.is_whole:
+            lines.append(f"const bool is_inside = line < ({self.index})size1 && column < ({self.index})size0;")
+        return lines
+
+    def _is_inside(self) -> str:
+        return f"column >= 0 && column + {self.tile.width} <= ({self.index})size0"
+
+    def _line_of(self, name: str) -> str:
+        return f"{name}_at + ({self.unsigned})line * ({self.unsigned}){name}_stride1"
+
+    # Turned operands
+
+    def _shape(self) -> str:
+        return f"{self.num_loaded}, {self.tile.lines}, {self.variant.threads}"
+
+    def _source(self, p: Parameter) -> str:
+        """What both functions that load a tile take: registers, the operand, where the tile begins in it."""
+        column = f"column0 - {self.tile.halo}" if self.tile.halo else "column0"
+        return f"{p.name}_v, {p.name}_data + {p.name}_at, ({self.unsigned}){p.name}_stride0, {column}, line0"
+
+    def _gather_access(self) -> list[str]:
+        """All lines of an access, a column at a time."""
+        tile = self.tile
+        load = f"load_turned<{tile.lines}, {tile.width}, {tile.depth}>"
+        lines = [f"const unsigned turn = tile_turn(across / {tile.width});"]
+        lines += [f"vec<{p.type.storage}, {tile.depth}> {p.name}_r[{tile.width}];" for p, _ in self.turned]
+        return lines + _unrolled(
+            "e", tile.width, [f"{p.name}_r[e] = {load}({p.name}_tile, across + e, along, turn);" for p, _ in self.turned]
+        )
+
+    def _gather_line(self) -> list[str]:
+        """One line of an access."""
+        tile = self.tile
+        at = f"(unsigned)(column - column0){f' + {tile.halo}' if tile.halo else ''}, along + d"
+        lines = [f"vec<{p.type.storage}, 1> {p.name}_r[{tile.width}];" for p, _ in self.turned]
+        return lines + [f"gather_line<{tile.lines}, {tile.width}>({p.name}_r, {p.name}_tile, {at});" for p, _ in self.turned]
+
+    # Operands that run along the outputs
+
+    def _declare(self, operands: Sequence[tuple[Parameter, Access]], dims: str) -> list[str]:
+        types = [p.type.storage if access == "row" else f"vec<{p.type.storage}, {self.tile.width}>" for p, access in operands]
+        return [f"{of} {p.name}_v{dims};" for of, (p, _) in zip(types, operands, strict=True)]
+
+    def _load_whole(self, p: Parameter, access: Access, held: str) -> str:
+        """A whole access; of the operand's first elements instead where the variant may have it outside."""
+        line, column = self._line_of(p.name), f"({self.unsigned})column"
+        at = line if access in ("row", "strided") else f"{line} + {column}"
+        at = f"(is_inside ? {at} : 0)" if self.tile.is_whole else f"({at})"
+        match access:
+            case "row":
+                return f"{p.name}_v{held} = {p.name}_data[{at}];"
+            case "strided":
+                return f"{p.name}_v{held} = load_apart<{self.tile.width}>({p.name}_data + {at}, column, size0, {p.name}_stride0);"
+            case _:
+                how = "shifted" if access == "realigned" else "vector"
+                return f"{p.name}_v{held} = load_{how}<{self.tile.width}>({p.name}_data + {at});"
+
+    def _load_inside(self, p: Parameter, access: Access) -> str:
+        """At an edge: the whole access where it is inside, its elements that are where it is not."""
+        if access in ("row", "strided"):
+            return self._load_whole(p, access, "")
+        line, width = self._line_of(p.name), self.tile.width
+        ends = f", {_ends(p)}" if access == "realigned" else ""
+        whole = f"{p.name}_v = load_{access}<{width}>({p.name}_data + ({line} + ({self.unsigned})column){ends});"
+        return f"if ({self._is_inside()}) {whole} else {p.name}_v = load_within<{width}>({p.name}_data + ({line}), column, size0);"
+
+    # Results
+
+    def _compute(self, *, is_edge: bool = False) -> list[str]:
+        """One line of an access."""
+        held = {p.name: "" if is_edge else "[m][d]" for p, _ in self.early} | {p.name: "" if is_edge else "[d]" for p, _ in self.late}
+        line = "0" if is_edge or self.tile.halo else "d"
+        operands = []
+        for p, access in self.loads:
+            match access:
+                case "uniform" | "value":
+                    operands.append(p.name)
+                case "turned" | "turned_realigned":
+                    operands.append(f"widen({p.name}_r[e].get({line}))")
+                case "row":
+                    operands.append(f"widen({p.name}_v{held[p.name]})")
+                case _:
+                    operands.append(f"widen({p.name}_v{held[p.name]}.get(e))")
+        lines = [f"{r.type.compute} {r.name}_v[{self.tile.width}];" for r in self.program.results]
+        results = [f"{r.name}_v[e]" for r in self.program.results]
+        return lines + _unrolled("e", self.tile.width, [element_call(self.program, operands, results)])
+
+    def _store_whole(self) -> list[str]:
+        stores = zip(self.program.results, self.variant.stores, strict=True)
+        return [f"store_{how}({r.name}_data + ({self._line_of(r.name)} + ({self.unsigned})column), {r.name}_v);" for r, how in stores]
+
+    def _store_inside(self) -> list[str]:
+        lines = []
+        for r, whole, how in zip(self.program.results, self._store_whole(), self.variant.stores, strict=True):
+            some = f"store_some({r.name}_data + ({self._line_of(r.name)}), column, size0, {r.name}_v);"
+            lines.append(some if how == "elements" else f"if ({self._is_inside()}) {whole} else {some}")
+        return lines
+
+
+def _own(p: Parameter) -> int:
+    """Elements of one access along the operand's own fast dim."""
+    return ACCESS_BYTES // p.type.itemsize
+
+
+def _is_aligned(access: Access) -> str:
+    return "true" if access == "turned" else "false"
+
+
+def _ends(p: Parameter) -> str:
+    return f"{p.name}_data, {p.name}_data + {p.name}_span"
+
+
+def _unrolled(variable: str, count: int, statements: list[str]) -> list[str]:
+    return ["#pragma unroll", f"for (int {variable} = 0; {variable} < {count}; ++{variable}) {{", *_indent(statements), "}"]
+
+
+def _indent(statements: list[str]) -> list[str]:
+    return [line if line.startswith("#") else f"    {line}" for line in statements]
