@@ -6,8 +6,8 @@ The wall on an H200 is reached with exactly this: 256 threads, 16 bytes each, gr
 
 from __future__ import annotations
 
-from wideload.emit.element import element_call
-from wideload.emit.signature import emit_head, emit_uniform
+from wideload.emit.element import element_loop
+from wideload.emit.signature import emit_definition, emit_uniform
 from wideload.lower import Program
 from wideload.plan import THREADS, Variant
 
@@ -18,9 +18,6 @@ def emit_dense(program: Program, variant: Variant) -> str:
     """The kernel's text. Only the last block can be partial; it alone looks at the element count again, for every access."""
     count = variant.elements
     runs = [(p, access) for p, access in zip(program.parameters, variant.loads, strict=True) if access == "vector"]
-    operands = [
-        f"widen({p.name}_v.get(k))" if access == "vector" else p.name for p, access in zip(program.parameters, variant.loads, strict=True)
-    ]
     stores = list(zip(program.results, variant.stores, strict=True))
     body = [
         f"const long long first = (long long)blockIdx.x * {THREADS * count};",
@@ -35,15 +32,10 @@ def emit_dense(program: Program, variant: Variant) -> str:
         body += ["} else {  // the last block"]
         body += [f"    {p.name}_v = load_some<{count}>({p.name}_data, i, n);" for p, _ in runs]
         body += ["}"]
-    body += [f"{r.type.compute} {r.name}_v[{count}];" for r in program.results]
-    body += [
-        "#pragma unroll",
-        f"for (int k = 0; k < {count}; ++k) {element_call(program, operands, [f'{r.name}_v[k]' for r in program.results])}",
-    ]
+    body += element_loop(program, [p.name for p, _ in runs], count)
     body += ["if (is_full) {"]
     body += [f"    store_{access}({r.name}_data + i, {r.name}_v);" for r, access in stores]
     body += ["} else {"]
     body += [f"    store_some({r.name}_data, i, n, {r.name}_v);" for r in program.results]
     body += ["}"]
-    text = "\n".join(line if line.startswith("#") else f"    {line}" for line in body)
-    return f"{emit_head(program, variant, ['n'])}\n{{\n{text}\n}}"
+    return emit_definition(program, variant, ["n"], body)

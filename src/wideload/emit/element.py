@@ -5,9 +5,11 @@ Text in, text out; knows nothing of memory or threads.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from wideload.lower import Program
 
-__all__ = ["element_call", "emit_element"]
+__all__ = ["element_call", "element_loop", "emit_element"]
 
 _MAX_INLINED_FUNCTIONS = 48
 """Over all elements of a thread; above, the element function is held once and called. Inlined, 112 fp32 functions took NVRTC 450 ms
@@ -36,6 +38,14 @@ def emit_element(program: Program, elements: int) -> str:
 def element_call(program: Program, operands: list[str], results: list[str]) -> str:
     """A call of the element function on C++ values of the compute types."""
     return f"{program.name}_element({', '.join([*operands, *(s.name for s in program.scalars), *results])});"
+
+
+def element_loop(program: Program, held: Sequence[str], count: int) -> list[str]:
+    """Statements that compute a thread's ``count`` elements ``name_v`` of each result; the operands ``held`` are vectors ``name_v``."""
+    operands = [f"widen({p.name}_v.get(k))" if p.name in held else p.name for p in program.parameters]
+    call = element_call(program, operands, [f"{r.name}_v[k]" for r in program.results])
+    results = [f"{r.type.compute} {r.name}_v[{count}];" for r in program.results]
+    return [*results, "#pragma unroll", f"for (int k = 0; k < {count}; ++k) {call}"]
 
 
 def _comment(text: str) -> str:

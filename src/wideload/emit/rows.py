@@ -6,8 +6,9 @@ division a thread, and inputs that are not aligned to the output are read as ali
 
 from __future__ import annotations
 
-from wideload.emit.element import element_call
-from wideload.emit.signature import emit_head, emit_uniform
+from wideload.emit.element import element_loop
+from wideload.emit.signature import INDEX_TYPES, emit_definition, emit_uniform
+from wideload.emit.walk import walk_sizes, walked_loads, whole_loads
 from wideload.lower import Program
 from wideload.plan import THREADS, Variant
 
@@ -17,16 +18,13 @@ __all__ = ["emit_rows"]
 def emit_rows(program: Program, variant: Variant) -> str:
     """The kernel's text. Elements ``e`` to ``e + count`` of the output are a thread's; only at a row's end do they lie in two rows."""
     rank, count = variant.rank, variant.elements
-    index, unsigned, divide = (
-        ("int", "unsigned", "divide_u31") if variant.index_bits == 32 else ("long long", "unsigned long long", "divide_u63")
-    )
-    loads = [(p, access) for p, access in zip(program.parameters, variant.loads, strict=True) if access in ("vector", "realigned", "row")]
+    index, unsigned, divide = INDEX_TYPES[variant.index_bits]
+    loads = walked_loads(program, variant)
     stores = list(zip(program.results, variant.stores, strict=True))
     sizes = ["n", "pad"]
     for d in range(rank - 1):
         sizes += [f"size{d}", f"multiplier{d}", f"shift{d}"]
-    for p, access in loads:
-        sizes += [f"{p.name}_stride{d}" for d in range(1, rank)] + ([f"{p.name}_span"] if access == "realigned" else [])
+    sizes += walk_sizes(loads, rank)
 
     def place(e: str, indent: str) -> list[str]:
         """Statements that take element ``e`` apart into ``column`` and the rows' coordinates."""
@@ -55,13 +53,7 @@ def emit_rows(program: Program, variant: Variant) -> str:
     in_row = f" && {column} + {count} <= ({unsigned})size0" if rank > 1 else ""
     if loads:
         body.append(f"if (is_inside{in_row}) {{  // whole accesses")
-        for p, access in loads:
-            if access == "row":
-                body.append(f"    {p.name}_v = repeat_element<{count}>({p.name}_data[{row(p.name)}0]);")
-            else:
-                at = f"{p.name}_data + ({row(p.name)}{column})"
-                bounds = f", {p.name}_data, {p.name}_data + {p.name}_span" if access == "realigned" else ""
-                body.append(f"    {p.name}_v = load_{access}<{count}>({at}{bounds});")
+        body += whole_loads(loads, count, lambda name: f"{row(name)}0", lambda name: f"({row(name)}{column})")
         body += ["} else {  // the ends of a row or of the output", "#pragma unroll", f"    for (int k = 0; k < {count}; ++k) {{"]
         body += [f"        if (e + k < 0 || e + k >= ({index})n) continue;"]
         body += place("e + k", "        ")
@@ -69,19 +61,10 @@ def emit_rows(program: Program, variant: Variant) -> str:
             inner = "" if access == "row" else column if rank > 1 else "e + k"
             body.append(f"        {p.name}_v.set(k, {p.name}_data[{row(p.name)}{inner or '0'}]);")
         body += ["    }", "}"]
-    operands = [
-        f"widen({p.name}_v.get(k))" if access in ("vector", "realigned", "row") else p.name
-        for p, access in zip(program.parameters, variant.loads, strict=True)
-    ]
-    body += [f"{r.type.compute} {r.name}_v[{count}];" for r in program.results]
-    body += [
-        "#pragma unroll",
-        f"for (int k = 0; k < {count}; ++k) {element_call(program, operands, [f'{r.name}_v[k]' for r in program.results])}",
-    ]
+    body += element_loop(program, [p.name for p, _ in loads], count)
     body += ["if (is_inside) {"]
     body += [f"    store_{access}({r.name}_data + e, {r.name}_v);" for r, access in stores]
     body += ["} else {"]
     body += [f"    store_some({r.name}_data, e, n, {r.name}_v);" for r in program.results]
     body += ["}"]
-    text = "\n".join(line if line.startswith("#") else f"    {line}" for line in body)
-    return f"{emit_head(program, variant, sizes)}\n{{\n{text}\n}}"
+    return emit_definition(program, variant, sizes, body)

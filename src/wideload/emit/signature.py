@@ -1,4 +1,4 @@
-"""Turns a program and a variant into a kernel's head: its name, its parameters and how operands held by value or read once start.
+"""Turns a program and a variant into what frames a kernel: its head, operands held by value or read once, and the braces.
 
 The order of the parameters is the launcher's contract: loads, stores, sizes, runtime scalars.
 """
@@ -10,10 +10,19 @@ from collections.abc import Sequence
 from wideload.lower import Program
 from wideload.plan import TILE_BLOCKS, Variant
 
-__all__ = ["emit_head", "emit_uniform"]
+__all__ = ["INDEX_TYPES", "emit_definition", "emit_uniform"]
+
+INDEX_TYPES = {32: ("int", "unsigned", "divide_u31"), 64: ("long long", "unsigned long long", "divide_u63")}
+"""By bits of an index: its type, the unsigned one, and the prelude's division of it."""
 
 
-def emit_head(program: Program, variant: Variant, sizes: Sequence[str]) -> str:
+def emit_definition(program: Program, variant: Variant, sizes: Sequence[str], body: Sequence[str]) -> str:
+    """The kernel whose run-time integers are ``sizes`` and whose statements, a line each, are ``body``."""
+    text = "\n".join(line if line.startswith("#") else f"    {line}" for line in body)
+    return f"{_head(program, variant, sizes)}\n{{\n{text}\n}}"
+
+
+def _head(program: Program, variant: Variant, sizes: Sequence[str]) -> str:
     """``extern "C" __global__ ...(parameters)``. Inputs go through the read-only cache unless an output may be one of them."""
     restrict = "" if variant.is_in_place else " __restrict__"
     parameters = []

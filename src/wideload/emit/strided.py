@@ -7,7 +7,7 @@ arguments, so one text serves every shape of a rank.
 from __future__ import annotations
 
 from wideload.emit.element import element_call
-from wideload.emit.signature import emit_head, emit_uniform
+from wideload.emit.signature import INDEX_TYPES, emit_definition, emit_uniform
 from wideload.lower import Program
 from wideload.plan import THREADS, Variant
 
@@ -17,7 +17,7 @@ __all__ = ["emit_strided"]
 def emit_strided(program: Program, variant: Variant) -> str:
     """The kernel's text. Neighbouring threads take neighbouring elements; a thread's elements are a block apart."""
     rank, count = variant.rank, variant.elements
-    index, divide = ("unsigned", "divide_u31") if variant.index_bits == 32 else ("unsigned long long", "divide_u63")
+    _, index, divide = INDEX_TYPES[variant.index_bits]
     loads = [(p, access) for p, access in zip(program.parameters, variant.loads, strict=True) if access == "strided"]
     walked = [*(p.name for p, _ in loads), *(r.name for r in program.results)]
     sizes = ["n"]
@@ -55,5 +55,4 @@ def emit_strided(program: Program, variant: Variant) -> str:
     body += [f"    {element_call(program, operands, [r.name for r in program.results])}"]
     body += [f"    {r.name}_data[{r.name}_at[k]] = narrow_to<{r.type.storage}>::from({r.name});" for r in program.results]
     body += ["}"]
-    text = "\n".join(line if line.startswith("#") else f"    {line}" for line in body)
-    return f"{emit_head(program, variant, sizes)}\n{{\n{text}\n}}"
+    return emit_definition(program, variant, sizes, body)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wideload.emit.element import element_call
-from wideload.emit.signature import emit_head, emit_uniform
+from wideload.emit.signature import INDEX_TYPES, emit_definition, emit_uniform
 from wideload.lower import Parameter, Program
 from wideload.plan import ACCESS_BYTES, Access, Variant
 
@@ -33,7 +33,7 @@ class _TileText:
     def __init__(self, program: Program, variant: Variant) -> None:
         assert variant.tile is not None
         self.program, self.variant, self.tile = program, variant, variant.tile
-        self.index, self.unsigned = ("int", "unsigned") if variant.index_bits == 32 else ("long long", "unsigned long long")
+        self.index, self.unsigned, _ = INDEX_TYPES[variant.index_bits]
         self.loads = list(zip(program.parameters, variant.loads, strict=True))
         self.turned = [(p, access) for p, access in self.loads if access in _TURNED]
         self.num_loaded = self.tile.columns + self.tile.halo
@@ -75,8 +75,7 @@ class _TileText:
             body += [f"const bool is_full = {self._is_full()};", "if (is_full) {  // whole accesses, no bounds"]
             body += [*_indent(self._whole_accesses()), "} else {  // a tile at an edge: one line at a time, and bounds"]
             body += [*_indent(self._single_lines()), "}"]
-        text = "\n".join(_indent(body))
-        return f"{emit_head(self.program, self.variant, self._sizes())}\n{{\n{text}\n}}"
+        return emit_definition(self.program, self.variant, self._sizes(), body)
 
     def _whole_accesses(self) -> list[str]:
         """The main path. Where the variant leaves no access that is cut, it is all of the kernel, and an access is in or out."""
