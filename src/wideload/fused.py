@@ -329,10 +329,9 @@ class FusedFunction:
 
     # ---- running
 
-    def _evaluate(self, call: _Call, traced: Traced) -> list[torch.Tensor]:
+    def _evaluate(self, call: _Call, traced: Traced, layouts: Sequence[NodeLayout]) -> list[torch.Tensor]:
         """Results by the reference, in the strides that eager gives."""
         grad = _wants_grad(call.tensors)
-        layouts = self._layouts(call, traced)  # first: it refuses shapes that do not broadcast
         outputs = traced.expr.outputs
         results = evaluate_expr(
             traced.expr, outputs, call.tensors, tuple(call.scalars), numerics=self._options.numerics, differentiable=grad
@@ -343,7 +342,8 @@ class FusedFunction:
         ]
 
     def _call_reference(self, call: _Call, _: Any, traced: Traced) -> Any:
-        return self._assemble(call, traced, self._evaluate(call, traced))
+        layouts = self._layouts(call, traced)  # first: it refuses shapes that do not broadcast
+        return self._assemble(call, traced, self._evaluate(call, traced, layouts))
 
     def _call_meta(self, call: _Call, _: Any, traced: Traced) -> Any:
         layouts, nodes = self._layouts(call, traced), traced.expr.nodes
@@ -372,30 +372,33 @@ class FusedFunction:
 
     def _call_into(self, call: _Call, out: Any, key: Any, traced: Traced) -> Any:
         outs = self._match_out(traced, out)
-        is_in_place = self._check_outputs(call, traced, self._layouts(call, traced), outs)
+        layouts = self._layouts(call, traced)
+        is_in_place = self._check_outputs(call, traced, layouts, outs)
         if call.device.type == "cuda":
-            self._launch_into(call, key, traced, outs, is_in_place)
+            self._launch_into(call, key, traced, layouts, outs, is_in_place)
             for tensor in outs:
                 torch.autograd.graph.increment_version(tensor)
         elif call.device.type == "cpu":
-            values = self._evaluate(call, traced)
+            values = self._evaluate(call, traced, layouts)
             if is_in_place:  # a result may be a view of an argument that a copy overwrites
                 values = [value.clone() for value in values]
             for tensor, value in zip(outs, values, strict=True):
                 tensor.copy_(value)
         return out
 
-    def _launch_into(self, call: _Call, key: Any, traced: Traced, outs: list[torch.Tensor], is_in_place: bool) -> None:
+    def _launch_into(
+        self, call: _Call, key: Any, traced: Traced, layouts: Sequence[NodeLayout], outs: list[torch.Tensor], is_in_place: bool
+    ) -> None:
         out_key = tuple((t.dtype, tuple(t.shape), t.stride(), phase_of(t)) for t in outs)
         layout_key = (key, out_key, is_in_place, *((tuple(t.shape), t.stride(), phase_of(t)) for t in call.tensors))
         prepared = self._prepared.get(layout_key)
         if prepared is None:
             outputs = [_output(node, tensor) for node, tensor in zip(traced.expr.outputs, outs, strict=True)]
-            plans = self._plan(call, traced, self._layouts(call, traced), outputs, is_in_place)
+            plans = self._plan(call, traced, layouts, outputs, is_in_place)
             prepared = _remember(self._prepared, layout_key, _Prepared((), prepare_launches(plans, call.device.index)))
         if is_in_place and not is_safe_in_place([launch.plan for launch in prepared.launches], call.tensors, outs):
             fresh = [torch.empty_like(t) for t in outs]
-            self._launch_into(call, key, traced, fresh, is_in_place=False)
+            self._launch_into(call, key, traced, layouts, fresh, is_in_place=False)
             for tensor, value in zip(outs, fresh, strict=True):
                 tensor.copy_(value)
         else:
