@@ -16,8 +16,6 @@ from wideload import ops
 from wideload.analyze.bound import least_times_us
 from wideload.fused import FusedFunction
 from wideload.measure import BenchResult, bench
-from wideload.planned import PlannedKernel
-from wideload.sass import MAIN_PATH_MARKER, Access, accesses_by_line, main_path
 
 __all__ = [
     "ARCHS",
@@ -208,7 +206,7 @@ def compile_case(case: Case, arch: str) -> CompiledKernel:
     inputs = tuple(torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in case.shapes(FULL_TOKENS))
     plan = case.fused.plan(*inputs, target=arch, **case.options)
     (kernel,) = plan.kernels
-    accesses = _global_accesses(kernel)
+    accesses = kernel.main_accesses
     return CompiledKernel(
         case.name,
         arch,
@@ -220,14 +218,6 @@ def compile_case(case: Case, arch: str) -> CompiledKernel:
         sum(access.width_bits >= _WIDE_BITS for access in accesses),
         _minimal_nbytes(case, FULL_TOKENS) / kernel.plan.num_elements,
     )
-
-
-def _global_accesses(kernel: PlannedKernel) -> tuple[Access, ...]:
-    """Those of the main path; a kernel that marks none takes one path in all blocks."""
-    code = kernel.compiled.code
-    if MAIN_PATH_MARKER in kernel.source:
-        return main_path(code, kernel.source)
-    return tuple(access for access in accesses_by_line(code) if access.space in ("global", "generic"))
 
 
 def _minimal_nbytes(case: Case, tokens: int) -> int:

@@ -246,11 +246,7 @@ def _add(input: Any, other: Any, *, alpha: Any = 1) -> Call:
 
 @_spells("clone")
 def _clone(input: Any, *, memory_format: torch.memory_format = torch.preserve_format) -> Call:
-    if memory_format != torch.preserve_format:
-        raise TypeError(
-            f"clone to memory_format={memory_format} changes the layout of an intermediate; only torch.preserve_format is elementwise"
-        )
-    return call("clone", input)
+    return call("contiguous" if memory_format == torch.contiguous_format else "clone", input)
 
 
 @_spells("sub subtract __sub__")
@@ -272,6 +268,7 @@ _row(
     lambda input, other: torch.div(input, other, rounding_mode="trunc"),
     floating="::trunc({input} / {other})",
     integer="::divide_trunc({input}, {other})",
+    eager="::trunc({round}({input} / {other}))",
 )
 _row("div_floor", "input other", operator.floordiv, number="::divide_floor({input}, {other})", heavy=True)
 
@@ -625,8 +622,8 @@ _op(
 _op("logaddexp", "input other", torch.logaddexp, floating="::log_add_exp({input}, {other})", ulp=(5, 5))
 _op("logaddexp2", "input other", torch.logaddexp2, floating="::log_add_exp2({input}, {other})", ulp=(5, 5))
 for _name, _function, _log in (("xlogy", torch.xlogy, "log"), ("xlog1py", torch.special.xlog1py, "log1p")):
-    _product = f"{{other}} != {{other}} ? {{other}} : {{input}} == 0 ? 0 : {{input}} * {{round}}(::{_log}({{other}}))"
-    _op(_name, "input other", _function, floating=_product.replace("{round}", ""), eager=_product, ulp=(3, 3))
+    _product = f"{{other}} != {{other}} ? {{other}} : {{input}} == 0 ? 0 : {{input}} * ::{_log}({{other}})"
+    _op(_name, "input other", _function, floating=_product, ulp=(3, 3))
 
 # ---- activations
 

@@ -102,7 +102,6 @@ class Tile:
     ``columns`` lie along the outputs' fast dim, ``lines`` along that of the operands that are turned. A thread computes ``width``
     columns, one access of the widest output, of ``depth`` neighbouring lines at a time. Where the outputs' lines are not aligned alike,
     the accesses of each line begin up to ``width - 1`` columns before the tile, and ``halo`` columns more of turned operands are loaded.
-    ``is_whole`` says that sizes and addresses leave no access that is partly outside.
     """
 
     columns: int
@@ -110,7 +109,6 @@ class Tile:
     width: int
     depth: int
     halo: int = 0
-    is_whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,8 @@ class Variant:
     """What a kernel's text depends on besides its program.
 
     ``loads`` go with the program's parameters, ``stores`` with its results; ``elements`` is how many a thread computes;
-    ``is_in_place`` forbids the read-only cache; ``threads`` are those of a block; ``tile`` is a tile kernel's.
+    ``is_in_place`` forbids the read-only cache; ``threads`` are those of a block; ``tile`` is a tile kernel's. ``is_whole`` says that
+    sizes and addresses leave no access that is partly outside, so that the kernel has no edges.
     """
 
     family: Family
@@ -130,6 +129,7 @@ class Variant:
     is_in_place: bool
     threads: int = THREADS
     tile: Tile | None = None
+    is_whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -210,6 +210,7 @@ def _plan_kernel(
         is_in_place,
         choice.threads,
         choice.tile,
+        choice.is_whole,
     )
     grid = -(-choice.num_covered // (variant.threads * variant.elements))
     reasons = [*choice.reasons, Reason("grid", f"{grid} x {variant.threads}", "one-shot: a grid-stride loop measured 5 % slower on H200")]
@@ -265,6 +266,7 @@ class _Choice:
     reasons: tuple[Reason, ...]
     threads: int = THREADS
     tile: Tile | None = None
+    is_whole: bool = False
 
 
 def _vector_elements(walks: Sequence[_Walk]) -> tuple[int, Reason]:
@@ -316,8 +318,15 @@ def _choose_rows(space: IterSpace, walks: Sequence[_Walk], num_inputs: int) -> _
     bits, width = _index_bits(space, walks, space.num_elements + pad + THREADS * elements)
     runtime = (space.num_elements, pad, *_divisions(space, bits), *_row_sizes(space, inputs, loads))
     rows = "one run" if len(sizes) == 1 else f"rows of {sizes[0]} elements"
-    reasons = (Reason("family", "rows", f"the output is one run, every input {rows} or one element of each"), why, width)
-    return _Choice("rows", (*loads, *stores), elements, bits, space.num_elements + pad, runtime, (*reasons, *_realigned(inputs, loads)))
+    is_whole = _is_whole(sizes[0], elements, beat, (*loads, *stores))
+    reasons = (
+        Reason("family", "rows", f"the output is one run, every input {rows} or one element of each"),
+        why,
+        width,
+        *_edge_reasons(is_whole, inputs, loads),
+    )
+    accesses = (*loads, *stores)
+    return _Choice("rows", accesses, elements, bits, space.num_elements + pad, runtime, reasons, is_whole=is_whole)
 
 
 def _choose_pitched(space: IterSpace, walks: Sequence[_Walk], num_inputs: int) -> _Choice | None:
@@ -339,9 +348,20 @@ def _choose_pitched(space: IterSpace, walks: Sequence[_Walk], num_inputs: int) -
     slotted = IterSpace((Dim(slots, space.dims[0].strides), *space.dims[1:]), num_slots)
     outer = [stride for walk in outputs for stride in walk.strides[1:]]
     runtime = (num_slots, row, beat[0], *_divisions(slotted, bits), *_row_sizes(space, inputs, loads), *outer)
-    reasons = (Reason("family", "pitched", f"rows of {row} elements, with gaps between those of the output"), why, width)
+    is_whole = _is_whole(row, elements, beat, (*loads, *stores))
+    reasons = (
+        Reason("family", "pitched", f"rows of {row} elements, with gaps between those of the output"),
+        why,
+        width,
+        *_edge_reasons(is_whole, inputs, loads),
+    )
     # The grid is counted in accesses.
-    return _Choice("pitched", (*loads, *stores), elements, bits, num_slots * elements, runtime, (*reasons, *_realigned(inputs, loads)))
+    return _Choice("pitched", (*loads, *stores), elements, bits, num_slots * elements, runtime, reasons, is_whole=is_whole)
+
+
+def _is_whole(size: int, elements: int, beat: tuple[int, ...], accesses: Sequence[Access]) -> bool:
+    """Whether rows of ``size`` elements are made of whole accesses, each of them aligned for all operands."""
+    return size % elements == 0 and not any(beat) and not {"realigned", "turned_realigned", "elements"} & set(accesses)
 
 
 def _access(walk: _Walk, beat: tuple[int, ...], elements: int) -> Access:
@@ -363,7 +383,9 @@ def _row_sizes(space: IterSpace, inputs: Sequence[_Walk], loads: Sequence[Access
     return numbers
 
 
-def _realigned(inputs: Sequence[_Walk], loads: Sequence[Access]) -> list[Reason]:
+def _edge_reasons(is_whole: bool, inputs: Sequence[_Walk], loads: Sequence[Access]) -> list[Reason]:
+    if is_whole:
+        return [Reason("edges", "none", "every row is made of whole aligned accesses")]
     names = [walk.name for walk, access in zip(inputs, loads, strict=True) if access in ("realigned", "turned_realigned")]
     why = "not aligned to whole accesses: aligned words are read and shifted in registers"
     return [Reason("realigned", ", ".join(names), why)] if names else []
@@ -390,11 +412,10 @@ def _choose_tile(space: IterSpace, walks: Sequence[_Walk], num_inputs: int) -> _
     beat = outputs[0].beat(width)
     loads = tuple(_tile_access(walk, beat, width) for walk in inputs)
     stores: tuple[Access, ...] = tuple("vector" if walk.beat(width) == beat else "elements" for walk in outputs)
+    is_whole = _is_whole(dims[0].size, width, beat, (*loads, *stores))
+    is_whole = is_whole and not any(dims[1].size * walk.type.itemsize % ACCESS_BYTES for walk in turned)
     if any(stride % width for stride in outputs[0].strides[1:]):
         tile = replace(tile, halo=width)
-    elif not any(access in ("realigned", "turned_realigned", "elements") for access in (*loads, *stores)) and not beat[0]:
-        is_cut = dims[0].size % width or any(dims[1].size * walk.type.itemsize % ACCESS_BYTES for walk in turned)
-        tile = replace(tile, is_whole=not is_cut)
     num_across = -(-(dims[0].size + (width - 1 if tile.halo else beat[0])) // tile.columns)
     num_along = -(-dims[1].size // tile.lines)
     num_groups = -(-num_along // TILE_GROUP)
@@ -414,8 +435,8 @@ def _choose_tile(space: IterSpace, walks: Sequence[_Walk], num_inputs: int) -> _
     num_covered = grid.num_elements * tile.columns * tile.lines
     why = f"{ACCESS_BYTES} bytes of the widest operand along the output ({widest.name})"
     reasons = (*_tile_reasons(tile, turned, outputs[0]), Reason("elements an access", str(width), why), index_width)
-    reasons += (*_realigned(inputs, loads), *_narrow_reasons(loads, stores))
-    return _Choice("tile", (*loads, *stores), elements, bits, num_covered, runtime, reasons, threads, tile)
+    reasons += (*_edge_reasons(is_whole, inputs, loads), *_narrow_reasons(loads, stores))
+    return _Choice("tile", (*loads, *stores), elements, bits, num_covered, runtime, reasons, threads, tile, is_whole)
 
 
 _FAST_DIM: dict[Access, tuple[int, ...]] = {"turned": (1,), "turned_realigned": (1,), "vector": (0,), "realigned": (0,), "row": (0,)}

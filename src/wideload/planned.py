@@ -14,7 +14,7 @@ from wideload.emit.kernel import emit_kernel
 from wideload.expr import Expr
 from wideload.nvrtc import Cubin, compile_ptx
 from wideload.plan import KernelPlan
-from wideload.sass import disassemble
+from wideload.sass import MAIN_PATH_MARKER, Access, disassemble, main_path
 
 __all__ = ["Plan", "PlannedKernel"]
 
@@ -50,6 +50,12 @@ class PlannedKernel:
     def sass(self) -> str:
         """The disassembled cubin."""
         return disassemble(self.compiled.code)
+
+    @property
+    def main_accesses(self) -> tuple[Access, ...]:
+        """The global loads and stores of the path that all blocks take but those at an edge; of all the kernel where it has no edge."""
+        marker = MAIN_PATH_MARKER if MAIN_PATH_MARKER in self.source else f"{self.name}("
+        return main_path(self.compiled.code, self.source, marker=marker)
 
 
 class Plan:

@@ -20,7 +20,7 @@ from wideload.errors import CompileError
 
 __all__ = ["Access", "Instruction", "accesses_by_line", "disassemble", "find_nvdisasm", "main_path", "memory_accesses", "parse_sass"]
 
-MAIN_PATH_MARKER = "if (is_full)"
+MAIN_PATH_MARKER = "if (is_full"
 """How generated kernels open the blocks that only thread blocks with nothing but whole accesses enter."""
 
 _OPCODES: dict[str, tuple[Literal["load", "store"], Literal["global", "shared", "local", "generic", "constant"]]] = {

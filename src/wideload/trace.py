@@ -399,7 +399,8 @@ _CASTS: dict[str, torch.dtype] = {
 }
 _RESULTS = (*_NUMBERS, str, bytes, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout, np.generic)
 _CAST_METHODS = {getattr(torch.Tensor, name): dtype for name, dtype in _CASTS.items()}
-_KEPT_FORMATS = (None, torch.preserve_format)
+_FORMATS = {"contiguous": (torch.contiguous_format,), "clone": (torch.preserve_format, torch.contiguous_format)}
+"""The memory formats that a method may be given here; others may only be told to keep the one that there is."""
 _OUT_OF_PLACE = "Use the out-of-place form, and out= to write into existing memory"
 _JOINS = ("cat", "concat", "concatenate", "stack")
 
@@ -469,7 +470,7 @@ class _Tracer:
         name = getattr(func, "__name__", "")
         if kwargs.get("out") is not None:
             _refuse(f"{_spelled(func)} has out= inside a fused function", "Return the result, and give out= to the fused function")
-        formats = (torch.contiguous_format,) if name == "contiguous" else _KEPT_FORMATS
+        formats = _FORMATS.get(name, (torch.preserve_format, None))
         if kwargs.get("memory_format", formats[0]) not in formats:
             _refuse(
                 f"{_spelled(func)} to {kwargs['memory_format']} changes the layout of a value", "Convert the result of the fused function"

@@ -177,6 +177,8 @@ float ex2_approx(float x)
     const double exact = std::exp2((double)x), bound = 0x1.6a09e6p-23 * exact;
     return within_absolute(exact, exact < 0x1p-126 ? 2 * bound + 0x1p-150 : bound, x);
 }
+// ex2.approx.ftz.f32: the same, with subnormal arguments and results flushed.
+float ex2_approx_ftz(float x) { return flush(ex2_approx(flush(x))); }
 // rcp.approx.ftz.f32: 1 ulp.
 float rcp_approx(float x) { return flush(within_ulp(1.0 / flush(x), 1, x)); }
 // lg2.approx.ftz.f32: 2^-22, absolute between 0.5 and 2, relative elsewhere.

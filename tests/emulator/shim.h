@@ -135,6 +135,7 @@ float f16_value(unsigned short);  // cvt.f32.f16
 unsigned f16_word(float low, float high);  // cvt.rn.f16x2.f32
 unsigned bf16_word(float low, float high);  // cvt.rn.bf16x2.f32
 float ex2_approx(float);  // ex2.approx.f32
+float ex2_approx_ftz(float);  // ex2.approx.ftz.f32
 float lg2_approx(float);  // lg2.approx.ftz.f32
 float rcp_approx(float);  // rcp.approx.ftz.f32
 

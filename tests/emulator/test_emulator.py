@@ -303,6 +303,7 @@ def in_units(size: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Bound:
 
 APPROXIMATE: dict[str, tuple[Callable[[np.ndarray], np.ndarray], Bound, tuple[float, float]]] = {
     "ex2_approx(x)": (np.exp2, in_units(lambda x, y: 2**-22.5 * y), (-126, 127)),
+    "ex2_approx_ftz(x)": (np.exp2, in_units(lambda x, y: 2**-22.5 * y), (-125, 127)),
     "ex2_approx(x) ": (np.exp2, in_units(lambda x, y: 2**-21.5 * y + 2.0**-150), (-140, -126)),
     "rcp_approx(x)": (lambda x: 1 / x, in_ulp(1), (2.0**-20, 2.0**20)),
     "lg2_approx(x)": (np.log2, in_units(lambda x, y: 2**-22 * np.where((x > 0.5) & (x < 2), 1, np.abs(y))), (0.01, 50)),
@@ -405,6 +406,7 @@ def test_ftz_flushes_subnormals_and_keeps_their_sign(approx: Approx) -> None:
     assert map_elements("1 / rcp_approx(x)", x, approx=approx).tolist() == [0, 0, math.inf, -math.inf]
     assert map_elements("lg2_approx(x)", x[:2], approx=approx).tolist() == [-math.inf, -math.inf]
     assert map_elements("ex2_approx(-127.0f)", x[:1]).tolist() == [2.0**-127]
+    assert map_elements("ex2_approx_ftz(-127.0f)", x[:1], approx=approx).tolist() == [0]
 
 
 def test_minimum_and_maximum_drop_nan_and_order_zeros() -> None:

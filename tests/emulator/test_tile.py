@@ -19,7 +19,6 @@ from wideload.execute import kernel_arguments
 from wideload.fused import FusedFunction
 from wideload.plan import Variant
 from wideload.planned import PlannedKernel
-from wideload.sass import main_path
 
 bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 i8, i64, u8 = torch.int8, torch.int64, torch.uint8
@@ -287,8 +286,7 @@ def test_the_main_path_is_wide(dtype: torch.dtype, arch: str) -> None:
     for f, args in ((copy, (even.t(),)), (add, (even.t(), even)), (copy, (odd.t(),))):
         kernel = PlannedKernel(kernel_of(f, *args, out=torch.empty_like(args[0].mT)).plan, arch)
         compiled = kernel.compiled
-        marker = f"{kernel.name}(" if "is_full" not in kernel.source else "if (is_full)"  # the kernel has no other path
-        assert {access.width_bits for access in main_path(compiled.code, kernel.source, marker=marker)} == {128}
+        assert {access.width_bits for access in kernel.main_accesses} == {128}
         assert (compiled.spill_store_bytes, compiled.spill_load_bytes) == (0, 0)
         assert compiled.registers <= 64  # two blocks of 512 threads an SM
         assert compiled.shared_bytes <= 48 * 1024

@@ -70,43 +70,23 @@ rope_pitched(
     const unsigned at3 = rest2;
     const unsigned out0_at = at1 * (unsigned)out0_stride1 + at2 * (unsigned)out0_stride2 + at3 * (unsigned)out0_stride3;
     const unsigned out1_at = at1 * (unsigned)out1_stride1 + at2 * (unsigned)out1_stride2 + at3 * (unsigned)out1_stride3;
-    const unsigned lead = (out0_at + (unsigned)phase) % 8;  // the row's start behind an aligned access of out0
-    const int column = (int)slot * 8 - (int)lead;
-    const bool is_whole = column >= 0 && column + 8 <= (int)size0;
+    const int column = (int)slot * 8;
     vec<bf16, 8> x_v = {};
     vec<bf16, 8> cos_v = {};
     vec<bf16, 8> x_2_v = {};
     vec<bf16, 8> sin_v = {};
     vec<bf16, 8> cos_2_v = {};
     vec<bf16, 8> sin_2_v = {};
-    if (is_whole) {
-        x_v = load_vector<8>(x_data + (at1 * (unsigned)x_stride1 + at2 * (unsigned)x_stride2 + at3 * (unsigned)x_stride3) + column);
-        cos_v = load_vector<8>(cos_data + (at1 * (unsigned)cos_stride1 + at2 * (unsigned)cos_stride2 + at3 * (unsigned)cos_stride3) + column);
-        x_2_v = load_vector<8>(x_2_data + (at1 * (unsigned)x_2_stride1 + at2 * (unsigned)x_2_stride2 + at3 * (unsigned)x_2_stride3) + column);
-        sin_v = load_vector<8>(sin_data + (at1 * (unsigned)sin_stride1 + at2 * (unsigned)sin_stride2 + at3 * (unsigned)sin_stride3) + column);
-        cos_2_v = load_vector<8>(cos_2_data + (at1 * (unsigned)cos_2_stride1 + at2 * (unsigned)cos_2_stride2 + at3 * (unsigned)cos_2_stride3) + column);
-        sin_2_v = load_vector<8>(sin_2_data + (at1 * (unsigned)sin_2_stride1 + at2 * (unsigned)sin_2_stride2 + at3 * (unsigned)sin_2_stride3) + column);
-    } else {  // the ends of a row
-#pragma unroll
-        for (int k = 0; k < 8; ++k) {
-            if (column + k < 0 || column + k >= (int)size0) continue;
-            x_v.set(k, x_data[at1 * (unsigned)x_stride1 + at2 * (unsigned)x_stride2 + at3 * (unsigned)x_stride3 + column + k]);
-            cos_v.set(k, cos_data[at1 * (unsigned)cos_stride1 + at2 * (unsigned)cos_stride2 + at3 * (unsigned)cos_stride3 + column + k]);
-            x_2_v.set(k, x_2_data[at1 * (unsigned)x_2_stride1 + at2 * (unsigned)x_2_stride2 + at3 * (unsigned)x_2_stride3 + column + k]);
-            sin_v.set(k, sin_data[at1 * (unsigned)sin_stride1 + at2 * (unsigned)sin_stride2 + at3 * (unsigned)sin_stride3 + column + k]);
-            cos_2_v.set(k, cos_2_data[at1 * (unsigned)cos_2_stride1 + at2 * (unsigned)cos_2_stride2 + at3 * (unsigned)cos_2_stride3 + column + k]);
-            sin_2_v.set(k, sin_2_data[at1 * (unsigned)sin_2_stride1 + at2 * (unsigned)sin_2_stride2 + at3 * (unsigned)sin_2_stride3 + column + k]);
-        }
-    }
+    x_v = load_vector<8>(x_data + (at1 * (unsigned)x_stride1 + at2 * (unsigned)x_stride2 + at3 * (unsigned)x_stride3) + column);
+    cos_v = load_vector<8>(cos_data + (at1 * (unsigned)cos_stride1 + at2 * (unsigned)cos_stride2 + at3 * (unsigned)cos_stride3) + column);
+    x_2_v = load_vector<8>(x_2_data + (at1 * (unsigned)x_2_stride1 + at2 * (unsigned)x_2_stride2 + at3 * (unsigned)x_2_stride3) + column);
+    sin_v = load_vector<8>(sin_data + (at1 * (unsigned)sin_stride1 + at2 * (unsigned)sin_stride2 + at3 * (unsigned)sin_stride3) + column);
+    cos_2_v = load_vector<8>(cos_2_data + (at1 * (unsigned)cos_2_stride1 + at2 * (unsigned)cos_2_stride2 + at3 * (unsigned)cos_2_stride3) + column);
+    sin_2_v = load_vector<8>(sin_2_data + (at1 * (unsigned)sin_2_stride1 + at2 * (unsigned)sin_2_stride2 + at3 * (unsigned)sin_2_stride3) + column);
     float out0_v[8];
     float out1_v[8];
 #pragma unroll
     for (int k = 0; k < 8; ++k) rope_element(widen(x_v.get(k)), widen(cos_v.get(k)), widen(x_2_v.get(k)), widen(sin_v.get(k)), widen(cos_2_v.get(k)), widen(sin_2_v.get(k)), out0_v[k], out1_v[k]);
-    if (is_whole) {
-        store_vector(out0_data + out0_at + column, out0_v);
-        store_vector(out1_data + out1_at + column, out1_v);
-    } else {
-        store_some(out0_data + out0_at, column, size0, out0_v);
-        store_some(out1_data + out1_at, column, size0, out1_v);
-    }
+    store_vector(out0_data + out0_at + column, out0_v);
+    store_vector(out1_data + out1_at + column, out1_v);
 }

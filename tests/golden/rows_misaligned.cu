@@ -25,12 +25,12 @@ shifted_gelu_rows(
 {
     const int e = ((int)blockIdx.x * 128 + (int)threadIdx.x) * 4 - (int)pad;
     if (e >= (int)n) return;
-    const bool is_inside = e >= 0 && e + 4 <= (int)n;
+    const bool is_full = e >= 0 && e + 4 <= (int)n;
     vec<float, 4> x_v = {};
     vec<float, 4> bias_v = {};
     const unsigned rest0 = divide_u31((unsigned)(e), multiplier0, shift0);
     const unsigned at0 = (unsigned)(e) - rest0 * (unsigned)size0;
-    if (is_inside && at0 + 4 <= (unsigned)size0) {  // whole accesses
+    if (is_full && at0 + 4 <= (unsigned)size0) {  // whole accesses
         x_v = load_realigned<4>(x_data + (rest0 * (unsigned)x_stride1 + at0), x_data, x_data + x_span);
         bias_v = repeat_element<4>(bias_data[rest0 * (unsigned)bias_stride1 + 0]);
     } else {  // the ends of a row or of the output
@@ -46,9 +46,9 @@ shifted_gelu_rows(
     float out_v[4];
 #pragma unroll
     for (int k = 0; k < 4; ++k) shifted_gelu_element(widen(x_v.get(k)), widen(bias_v.get(k)), rate, out_v[k]);
-    if (is_inside) {
+    if (is_full) {  // whole accesses
         store_vector(out_data + e, out_v);
-    } else {
+    } else {  // the ends of the output
         store_some(out_data, e, n, out_v);
     }
 }

@@ -197,13 +197,10 @@ def meta(*shape: int) -> torch.Tensor:
 @cache
 def rows_module(arch: str) -> Module:
     kernels = [make() for make, _ in ROWS.values()]
-    return compile_module({kernel.name: code_of(kernel) for kernel in kernels}, arch, marker="if (is_inside")
+    return compile_module({kernel.name: code_of(kernel) for kernel in kernels}, arch, marker="_rows(")
 
 
-SPLIT_STORE = pytest.mark.xfail(reason="NVVM takes the vector of the store apart: four st.global.u32 on sm_80 and sm_90", strict=True)
-
-
-@pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=SPLIT_STORE), pytest.param("sm_90", marks=SPLIT_STORE), "sm_100"])
+@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("name", ROWS)
 def test_rows_are_walked_in_16_bytes(name: str, arch: str) -> None:
     require_wide(rows_module(arch), f"{name}_rows", Counter(ROWS[name][1]))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from wideload.emit.element import element_loop
 from wideload.emit.signature import INDEX_TYPES, emit_definition, emit_uniform
-from wideload.emit.walk import walk_sizes, walked_loads, whole_loads
+from wideload.emit.walk import guarded, walk_sizes, walked_loads, whole_loads
 from wideload.lower import Program
 from wideload.plan import THREADS, Variant
 
@@ -45,25 +45,34 @@ def emit_pitched(program: Program, variant: Variant) -> str:
         rest = f"rest{d}"
     body.append(f"const {unsigned} at{rank - 1} = {rest};")
     body += [f"const {unsigned} {r.name}_at = {row(r.name)};" for r in program.results]
-    body += [
-        f"const {unsigned} lead = ({beat}_at + ({unsigned})phase) % {count};  // the row's start behind an aligned access of {beat}",
-        f"const {index} column = ({index})slot * {count} - ({index})lead;",
-        f"const bool is_whole = column >= 0 && column + {count} <= ({index})size0;",
-        *(f"vec<{p.type.storage}, {count}> {p.name}_v = {{}};" for p, _ in loads),
+    singles = [
+        f"if (column + k < 0 || column + k >= ({index})size0) continue;",
+        *(f"{p.name}_v.set(k, {p.name}_data[{row(p.name)}{'' if access == 'row' else ' + column + k'}]);" for p, access in loads),
     ]
-    if loads:
-        body.append("if (is_whole) {")
-        body += whole_loads(loads, count, row, lambda name: f"({row(name)}) + column")
-        body += ["} else {  // the ends of a row", "#pragma unroll", f"    for (int k = 0; k < {count}; ++k) {{"]
-        body += [f"        if (column + k < 0 || column + k >= ({index})size0) continue;"]
+    if variant.is_whole:
+        body.append(f"const {index} column = ({index})slot * {count};")
+    else:
         body += [
-            f"        {p.name}_v.set(k, {p.name}_data[{row(p.name)}{'' if access == 'row' else ' + column + k'}]);" for p, access in loads
+            f"const {unsigned} lead = ({beat}_at + ({unsigned})phase) % {count};  // the row's start behind an aligned access of {beat}",
+            f"const {index} column = ({index})slot * {count} - ({index})lead;",
+            f"const bool is_full = column >= 0 && column + {count} <= ({index})size0;",
         ]
-        body += ["    }", "}"]
-    body += element_loop(program, [p.name for p, _ in loads], count)
-    body += ["if (is_whole) {"]
-    body += [f"    store_{access}({r.name}_data + {r.name}_at + column, {r.name}_v);" for r, access in stores]
-    body += ["} else {"]
-    body += [f"    store_some({r.name}_data + {r.name}_at, column, size0, {r.name}_v);" for r in program.results]
-    body += ["}"]
+    body += [
+        *(f"vec<{p.type.storage}, {count}> {p.name}_v = {{}};" for p, _ in loads),
+        *guarded(
+            variant,
+            "is_full",
+            whole_loads(loads, count, row, lambda name: f"({row(name)}) + column"),
+            "the ends of a row",
+            ["#pragma unroll", f"for (int k = 0; k < {count}; ++k) {{", *(f"    {line}" for line in singles), "}"],
+        ),
+        *element_loop(program, [p.name for p, _ in loads], count),
+        *guarded(
+            variant,
+            "is_full",
+            [f"store_{access}({r.name}_data + {r.name}_at + column, {r.name}_v);" for r, access in stores],
+            "the ends of a row",
+            [f"store_some({r.name}_data + {r.name}_at, column, size0, {r.name}_v);" for r in program.results],
+        ),
+    ]
     return emit_definition(program, variant, sizes, body)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from wideload.emit.element import element_loop
 from wideload.emit.signature import INDEX_TYPES, emit_definition, emit_uniform
-from wideload.emit.walk import walk_sizes, walked_loads, whole_loads
-from wideload.lower import Program
-from wideload.plan import THREADS, Variant
+from wideload.emit.walk import guarded, walk_sizes, walked_loads, whole_loads
+from wideload.lower import Parameter, Program
+from wideload.plan import THREADS, Access, Variant
 
 __all__ = ["emit_rows"]
 
@@ -26,12 +26,12 @@ def emit_rows(program: Program, variant: Variant) -> str:
         sizes += [f"size{d}", f"multiplier{d}", f"shift{d}"]
     sizes += walk_sizes(loads, rank)
 
-    def place(e: str, indent: str) -> list[str]:
-        """Statements that take element ``e`` apart into ``column`` and the rows' coordinates."""
+    def place(e: str) -> list[str]:
+        """Statements that take element ``e`` apart into the column and the rows' coordinates."""
         lines, rest = [], f"({unsigned})({e})"
         for d in range(rank - 1):
-            lines.append(f"{indent}const {unsigned} rest{d} = {divide}({rest}, multiplier{d}, shift{d});")
-            lines.append(f"{indent}const {unsigned} at{d} = {rest} - rest{d} * ({unsigned})size{d};")
+            lines.append(f"const {unsigned} rest{d} = {divide}({rest}, multiplier{d}, shift{d});")
+            lines.append(f"const {unsigned} at{d} = {rest} - rest{d} * ({unsigned})size{d};")
             rest = f"rest{d}"
         return lines
 
@@ -42,29 +42,36 @@ def emit_rows(program: Program, variant: Variant) -> str:
         """Where the row starts in an operand, and a plus sign."""
         return "".join(f"{at} * ({unsigned}){name}_stride{d} + " for d, at in enumerate(coordinates) if d)
 
+    def single(p: Parameter, access: Access) -> str:
+        """The one element ``e + k`` of an operand."""
+        inner = "" if access == "row" else column if rank > 1 else "e + k"
+        return f"{p.name}_v.set(k, {p.name}_data[{row(p.name)}{inner or '0'}]);"
+
+    singles = [f"if (e + k < 0 || e + k >= ({index})n) continue;", *place("e + k"), *(single(p, access) for p, access in loads)]
+    begin = "" if variant.is_whole else f" - ({index})pad"
+    in_row = f" && {column} + {count} <= ({unsigned})size0" if rank > 1 else ""
+    ends = ["#pragma unroll", f"for (int k = 0; k < {count}; ++k) {{", *(f"    {line}" for line in singles), "}"]
     body = [
-        f"const {index} e = (({index})blockIdx.x * {THREADS} + ({index})threadIdx.x) * {count} - ({index})pad;",
+        f"const {index} e = (({index})blockIdx.x * {THREADS} + ({index})threadIdx.x) * {count}{begin};",
         f"if (e >= ({index})n) return;",
-        f"const bool is_inside = e >= 0 && e + {count} <= ({index})n;",
+        *([] if variant.is_whole else [f"const bool is_full = e >= 0 && e + {count} <= ({index})n;"]),
         *emit_uniform(program, variant),
         *(f"vec<{p.type.storage}, {count}> {p.name}_v = {{}};" for p, _ in loads),
-        *place("e", ""),
+        *place("e"),
+        *guarded(
+            variant,
+            f"is_full{in_row}",
+            whole_loads(loads, count, lambda name: f"{row(name)}0", lambda name: f"({row(name)}{column})"),
+            "the ends of a row or of the output",
+            ends,
+        ),
+        *element_loop(program, [p.name for p, _ in loads], count),
+        *guarded(
+            variant,
+            "is_full",
+            [f"store_{access}({r.name}_data + e, {r.name}_v);" for r, access in stores],
+            "the ends of the output",
+            [f"store_some({r.name}_data, e, n, {r.name}_v);" for r in program.results],
+        ),
     ]
-    in_row = f" && {column} + {count} <= ({unsigned})size0" if rank > 1 else ""
-    if loads:
-        body.append(f"if (is_inside{in_row}) {{  // whole accesses")
-        body += whole_loads(loads, count, lambda name: f"{row(name)}0", lambda name: f"({row(name)}{column})")
-        body += ["} else {  // the ends of a row or of the output", "#pragma unroll", f"    for (int k = 0; k < {count}; ++k) {{"]
-        body += [f"        if (e + k < 0 || e + k >= ({index})n) continue;"]
-        body += place("e + k", "        ")
-        for p, access in loads:
-            inner = "" if access == "row" else column if rank > 1 else "e + k"
-            body.append(f"        {p.name}_v.set(k, {p.name}_data[{row(p.name)}{inner or '0'}]);")
-        body += ["    }", "}"]
-    body += element_loop(program, [p.name for p, _ in loads], count)
-    body += ["if (is_inside) {"]
-    body += [f"    store_{access}({r.name}_data + e, {r.name}_v);" for r, access in stores]
-    body += ["} else {"]
-    body += [f"    store_some({r.name}_data, e, n, {r.name}_v);" for r in program.results]
-    body += ["}"]
     return emit_definition(program, variant, sizes, body)

@@ -69,7 +69,7 @@ class _TileText:
         for p, _ in self.turned:
             body.append(f"__shared__ vec<{p.type.storage}, {_own(p)}> {p.name}_tile[{self._num_chunks(p)}];")
             body.append(f"vec<{p.type.storage}, {_own(p)}> {p.name}_v[{self._passes_of(p)}];")
-        if self.tile.is_whole:
+        if self.variant.is_whole:
             body += self._whole_accesses()
         else:
             body += [f"const bool is_full = {self._is_full()};", "if (is_full) {  // whole accesses, no bounds"]
@@ -86,7 +86,7 @@ class _TileText:
             loads = [*self._line(), *(self._load_whole(p, access, "[m][d]") for p, access in self.early)]
             body += _unrolled("m", self.passes, [place, *_unrolled("d", tile.depth, loads)])
         for p, access in self.turned:
-            if tile.is_whole:
+            if self.variant.is_whole:
                 bounds = f"({self.index})size0, ({self.index})size1"
                 body.append(f"load_lines_inside<{self._shape()}>({self._source(p)}, {bounds});")
             else:
@@ -98,7 +98,7 @@ class _TileText:
         if self.late:
             loads = [*self._line(), *(self._load_whole(p, access, "[d]") for p, access in self.late)]
             each += _unrolled("d", tile.depth, loads)
-        guard = "if (is_inside) " if tile.is_whole else ""
+        guard = "if (is_inside) " if self.variant.is_whole else ""
         line = [
             *self._line(),
             *(self._gather_line() if tile.halo else ()),
@@ -188,7 +188,7 @@ class _TileText:
             f"const {self.index} line = line0 + ({self.index})along + d;",
             f"const {self.index} column = column0 + ({self.index})across{skew};",
         ]
-        if self.tile.is_whole:
+        if self.variant.is_whole:
             lines.append(f"const bool is_inside = line < ({self.index})size1 && column < ({self.index})size0;")
         return lines
 
@@ -235,7 +235,7 @@ class _TileText:
         """A whole access; of the operand's first elements instead where the variant may have it outside."""
         line, column = self._line_of(p.name), f"({self.unsigned})column"
         at = line if access in ("row", "strided") else f"{line} + {column}"
-        at = f"(is_inside ? {at} : 0)" if self.tile.is_whole else f"({at})"
+        at = f"(is_inside ? {at} : 0)" if self.variant.is_whole else f"({at})"
         match access:
             case "row":
                 return f"{p.name}_v{held} = {p.name}_data[{at}];"

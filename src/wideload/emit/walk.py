@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from wideload.lower import Parameter, Program
 from wideload.plan import Access, Variant
 
-__all__ = ["Walked", "walk_sizes", "walked_loads", "whole_loads"]
+__all__ = ["Walked", "guarded", "walk_sizes", "walked_loads", "whole_loads"]
 
 Walked = Sequence[tuple[Parameter, Access]]
 
@@ -34,8 +34,16 @@ def whole_loads(loads: Walked, count: int, row: Callable[[str], str], at: Callab
     lines = []
     for p, access in loads:
         if access == "row":
-            lines.append(f"    {p.name}_v = repeat_element<{count}>({p.name}_data[{row(p.name)}]);")
+            lines.append(f"{p.name}_v = repeat_element<{count}>({p.name}_data[{row(p.name)}]);")
         else:
             bounds = f", {p.name}_data, {p.name}_data + {p.name}_span" if access == "realigned" else ""
-            lines.append(f"    {p.name}_v = load_{access}<{count}>({p.name}_data + {at(p.name)}{bounds});")
+            lines.append(f"{p.name}_v = load_{access}<{count}>({p.name}_data + {at(p.name)}{bounds});")
     return lines
+
+
+def guarded(variant: Variant, condition: str, whole: Sequence[str], comment: str, edge: Sequence[str]) -> list[str]:
+    """``whole`` where ``condition`` holds, ``edge`` where it does not; a variant without edges has no condition to look at."""
+    if variant.is_whole or not whole:
+        return list(whole)
+    inside = [line if line.startswith("#") else f"    {line}" for line in edge]
+    return [f"if ({condition}) {{  // whole accesses", *(f"    {line}" for line in whole), f"}} else {{  // {comment}", *inside, "}"]

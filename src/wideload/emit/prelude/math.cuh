@@ -6,6 +6,7 @@
 // PTX: 2^x, its subnormal results kept, for which CUDA has no function; 1/x and log2(x) of a normal x whose result is normal.
 #ifdef __CUDACC__
 DEVICE float ex2_approx(float x) { float y; asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+DEVICE float ex2_approx_ftz(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 DEVICE float rcp_approx(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 DEVICE float lg2_approx(float x) { float y; asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 #endif
@@ -135,7 +136,7 @@ template <class T> DEVICE T ten_to(T decimals)
 }
 
 // fma where torch's own kernels are contracted.
-template <class T> DEVICE T interpolate(T a, T b, T weight) { return fabs(weight) < (T)0.5 ? fma(weight, b - a, a) : fma(a - b, 1 - weight, b); }
+template <class T> DEVICE T interpolate(T a, T b, T weight) { return fabs(weight) < (T)0.5 ? fma(weight, b - a, a) : fma(-(b - a), 1 - weight, b); }
 
 template <class T> DEVICE T log_add_exp(T a, T b) { return a == b && isinf(a) ? a : maximum(a, b) + log1p(exp(-fabs(a - b))); }
 
@@ -274,7 +275,7 @@ template <class T> DEVICE T gelu_eager(T x) { return x * (T)0.5 * (1 + erf(x * (
 
 template <class T> DEVICE T gelu_tanh_eager(T x) { return (T)0.5 * x * (1 + tanh((T)0.79788456080286536 * fma((T)0.044715, x * x * x, x))); }
 
-template <class T> DEVICE T selu_eager(T x) { return x > 0 ? x * (T)1.0507009873554805 : expm1(x) * ((T)1.6732632423543773 * (T)1.0507009873554805); }
+template <class T> DEVICE T selu_eager(T x) { return x > 0 ? x * (T)1.0507009873554805 : expm1(x) * ((T)1.6732632423543772 * (T)1.0507009873554805); }
 
 template <class T> DEVICE T hard_sigmoid_eager(T x) { return clamp(x + 3, (T)0, (T)6) * (T)(1.0f / 6); }
 
@@ -284,51 +285,53 @@ template <class T> DEVICE T hard_swish_eager(T x) { return x * clamp(x + 3, (T)0
 // 2^(x / log 2); an argument of up to 150 costs 2^-17 of the result.
 DEVICE float half_exp(float x) { return ex2_approx(x * 1.44269504f); }
 
-DEVICE float half_sigmoid(float x)
-{
-    const float e = ex2_approx(fabsf(x) * -1.44269504f);
-    return (x < 0.0f ? e : 1.0f) * rcp_approx(1.0f + e);
-}
+// 1 / (1 + 2^z) from z - 64: ex2.approx without .ftz takes three instructions more, for subnormal results, and with it loses the tail
+// of half results. 2^-64 / (2^-64 + 2^(z - 64)) neither overflows nor loses one where it is more than 2^-190, with no branch on
+// the sign; the argument, of up to 128, costs 2^-18 of the result.
+DEVICE float half_logistic(float z_less_64) { return rcp_approx(5.42101086e-20f + ex2_approx_ftz(z_less_64)) * 5.42101086e-20f; }
+
+DEVICE float half_sigmoid(float x) { return half_logistic(fmaf(x, -1.44269504f, -64.0f)); }
 
 DEVICE float half_silu(float x) { return x * half_sigmoid(x); }
 
 // (1 - e) / (1 + e), e = exp(-2|x|), is off by 3e-6 at |x| = 2^-4, where it cancels; x - x^3 / 3 too, where it leaves out 2 x^5 / 15.
 DEVICE float half_tanh(float x)
 {
-    const float e = ex2_approx(fabsf(x) * -2.88539008f);
+    const float e = ex2_approx_ftz(fabsf(x) * -2.88539008f);
     return fabsf(x) < 0.0625f ? x * fmaf(x * x, -0.333333333f, 1.0f) : copysignf((1.0f - e) * rcp_approx(1.0f + e), x);
 }
 
 // As gelu, with erfcx(a / sqrt 2) / 2 = t P(t), t = 1 / (1 + 0.309 a); P is the minimax polynomial for a in [0, 15], off by 4.3e-6.
+// Its coefficients are times 2^-64, the exponential times 2^64.
 DEVICE float half_gelu(float x)
 {
     const float a = fabsf(x), t = rcp_approx(fmaf(0.309f, a, 1.0f));
-    float p = fmaf(t, -0.0746564195f, 0.184932813f);
-    p = fmaf(t, p, 0.0116477469f);
-    p = fmaf(t, p, 0.134901777f);
-    p = fmaf(t, p, 0.119682647f);
-    p = fmaf(t, p, 0.123489581f);
-    const float q = t * p * ex2_approx(a * a * -0.721347520f);
+    const float unit = 5.42101086e-20f;
+    float p = fmaf(t, -0.0746564195f * unit, 0.184932813f * unit);
+    p = fmaf(t, p, 0.0116477469f * unit);
+    p = fmaf(t, p, 0.134901777f * unit);
+    p = fmaf(t, p, 0.119682647f * unit);
+    p = fmaf(t, p, 0.123489581f * unit);
+    const float q = t * p * ex2_approx_ftz(fmaf(a * a, -0.721347520f, 64.0f));
     return x * (x < 0.0f ? q : 1.0f - q);
 }
 
 // As gelu_tanh, log2(e) within the coefficients.
 DEVICE float half_gelu_tanh(float x)
 {
-    const float e = ex2_approx(-fabsf(x * fmaf(x * x, 0.102943240f, 2.30220820f)));
-    return x * ((x < 0.0f ? e : 1.0f) * rcp_approx(1.0f + e));
+    return x * half_logistic(fmaf(-x, fmaf(x * x, 0.102943240f, 2.30220820f), -64.0f));
 }
 
 DEVICE float half_mish(float x)
 {
-    const float n = ex2_approx(x * 1.44269504f), w = n * (n + 2.0f);
+    const float n = ex2_approx_ftz(fmaf(x, 1.44269504f, 64.0f)) * 5.42101086e-20f, w = n * (n + 2.0f);
     return x > 20.0f ? x : x * (w * rcp_approx(w + 2.0f));
 }
 
 // log(1 + e) is e - e^2 / 2 + e^3 / 3 up to e = 2^-5: it, by e^4 / 4, and lg2_approx(1 + e), by 2^-22, are off by 1e-5 there.
 DEVICE float half_softplus(float x, float beta, float threshold)
 {
-    const float y = x * beta, e = ex2_approx(fabsf(y) * -1.44269504f);
+    const float y = x * beta, e = ex2_approx_ftz(fmaf(fabsf(y), -1.44269504f, 64.0f)) * 5.42101086e-20f;
     const float log1p_e = e < 0.03125f ? fmaf(e * e, fmaf(e, 0.333333333f, -0.5f), e) : lg2_approx(1.0f + e) * 0.693147181f;
     return y > threshold ? x : (fmaxf(y, 0.0f) + log1p_e) / beta;
 }
