@@ -294,7 +294,8 @@ def run_cases(description: str | None, cases: Sequence[Case], num_elements: int,
     for number, case in enumerate(chosen, 1):
         print(f"{number}/{len(chosen)} {case.name} ...", file=sys.stderr, flush=True)
         try:
-            rows.append(run_case(case, options.elements, options.samples, device, not options.no_compile))
+            rows.append(row := run_case(case, options.elements, options.samples, device, not options.no_compile))
+            print(f"  {row.ratio:.3f} of {row.counted}: {row.verdict}", file=sys.stderr, flush=True)
         except Exception as error:  # the other cases are still worth their time on the GPU
             traceback.print_exc()
             failed[case.name] = f"{type(error).__name__}: {error}"

@@ -97,6 +97,7 @@ def test_a_goal_beside_another_call_is_counted_byte_for_byte() -> None:
     short = dataclasses.replace(beside, beside=BesideTime("aligned", 60, 19.4))
     assert short.verdict == "short: 0.970 of the aligned"
     assert "0.970 of aligned" in format_table([short])
+    assert dataclasses.replace(beside, beside=BesideTime("aligned", 60, 22.0)).verdict == "PASS"  # faster than the easier call is no fault
     assert dataclasses.replace(short, wideload_us=98.0).verdict.startswith("FAULT")  # that of the wall counts, whatever the goal
 
 
@@ -107,6 +108,9 @@ def test_a_peer_that_did_not_run_is_named_with_its_reason() -> None:
     lines = format_table([alone, alone]).splitlines()
     assert "not run" in lines[1]
     assert lines[3:] == ["compile not run: FAILED: RuntimeError: no Triton"]
+    elsewhere = contender("compile", 9.0, Label("OFF_STREAM", "elsewhere"))  # a time, but not of the work
+    assert with_bench(result, against=(elsewhere,)).verdict == "PASS"
+    assert with_bench(result, against=(elsewhere,)).not_run == {"compile": "OFF_STREAM: elsewhere"}
 
 
 # ---- checking
@@ -127,8 +131,8 @@ def test_steps_are_counted_in_values_of_the_dtype() -> None:
     assert count_steps(ADD, [x, zero], wrong) > 100
     same = Case("x", lambda x: x, flat(1), 1.0)
     assert count_steps(same, [torch.tensor([-128, 127], dtype=torch.int8)], torch.tensor([-128, 120], dtype=torch.int8)) == 7
-    # the distance between the bits of 2 and of -2 is no 64-bit integer
-    assert count_steps(same, [torch.tensor([2.0, 1.0], dtype=torch.float64)], torch.tensor([-2.0, 1.0], dtype=torch.float64)) > 0
+    below = -math.nextafter(2.0, 0.0)  # 2^63 values below 2: a distance that is no 64-bit integer
+    assert count_steps(same, [torch.tensor([2.0, 1.0], dtype=torch.float64)], torch.tensor([below, 1.0], dtype=torch.float64)) > 0
 
 
 def test_a_rounded_result_is_held_to_the_exact_one() -> None:
@@ -396,9 +400,10 @@ def test_a_run_of_some_layouts(simulated: list[tuple[Mix, int]], tmp_path: Path,
     assert [argument["offset"] for argument in misaligned["bench"]["arguments"]] == [1, 3]
     assert (stepped["nbytes_read"], stepped["nbytes_written"], stepped["beside"]) == (2 * 8192 * 2, 2 * 4096 * 2, None)
     assert [a["name"] for a in rope["bench"]["arguments"]] == ["q", "k", "cos", "sin"]
+    assert [a["strides"] for a in rope["bench"]["arguments"][:2]] == [[2 * 4096, 128, 4096, 1], [2 * 1024, 128, 1024, 1]]  # two positions
     printed = capsys.readouterr()
     assert len(printed.out.splitlines()) == 3 + 3
-    assert "3/3 rotate_half RoPE ..." in printed.err
+    assert "3/3 rotate_half RoPE ...\n  1.000 of wall: short: 60.0% behind eager\n" in printed.err
 
 
 def test_a_level_run_passes(simulated: list[tuple[Mix, int]], monkeypatch: pytest.MonkeyPatch) -> None:
