@@ -1,9 +1,12 @@
-"""The benchmark of dense kernels without its GPU: what passes, what is counted, what is written."""
+"""The benchmarks of kernels without their GPU: which calls are made, what is counted, what passes, what is written."""
 
 from __future__ import annotations
 
 import dataclasses
+import doctest
+import importlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,32 +14,69 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import dense
-from benchmarks.dense import CASES, Case, Row, count_steps, format_table, random_inputs
-from wideload.errors import DeviceError
+import dense
+import layouts
+import table
+import wideload as wl
+from table import BesideTime, Build, Case, Draw, Row, count_sectors, count_steps, format_table
+from wideload.errors import DeviceError, LayoutError
+from wideload.measure import BenchResult, Contender, unique_bytes
+from wideload.measure.environment import GpuState, read_environment
+from wideload.measure.labels import Label
+from wideload.measure.outcome import tensors_of
+from wideload.measure.statistics import summarize
+from wideload.measure.timing import Collected
 from wideload.measure.wall import Ceiling, Mix
 
-ADD = Case("x + b", lambda x, b: x + b, torch.bfloat16, 2)
+CPU = torch.device("cpu")
+bf16, f32 = torch.bfloat16, torch.float32
 
 
-def row(wideload_us: float, *, eager: float = 100.0, compiled: float = 100.0, steps: int = 0) -> Row:
-    """600 bytes, which the wall moves in 100 us."""
+def flat(num_inputs: int, dtype: torch.dtype = bf16) -> Build:
+    return lambda draw, n: [draw(n, dtype=dtype) for _ in range(num_inputs)]
+
+
+ADD = Case("x + b", lambda x, b: x + b, flat(2), 0.98)
+N = 1 << 27
+"""Elements of a full run."""
+
+
+def contender(name: str, time_us: float | None, *labels: Label) -> Contender:
+    return Contender(name, "cold", summarize([time_us]) if time_us else None, 0.0, "max_samples", 1, 1, None, None, labels)
+
+
+def row(wideload_us: float, *, beside_peers: float | None = None, steps: int = 0, **peers_us: float) -> Row:
+    """600 bytes, which the wall moves in 100 us; peers take 100 us unless said."""
     ceiling = Ceiling(Mix(2, 1), 600, 100.0, "direct 1x256", (100.0,), {"direct 1x256": 100.0})
-    return Row("x + b", 400, 200, ceiling, wideload_us, {"eager": eager, "compile": compiled}, {}, {}, steps, 0)
+    subject = contender("wideload", beside_peers or wideload_us)
+    peers = tuple(contender(name, us) for name, us in ({"eager": 100.0, "compile": 100.0} | peers_us).items())
+    state = GpuState(None, None, None, None)
+    bench = BenchResult(subject, peers, None, None, None, (), 0, state, read_environment(CPU))
+    return Row("x + b", 0.98, 400, 200, ceiling, wideload_us, None, {}, bench, steps, 0)
+
+
+def with_bench(result: Row, **changes: Any) -> Row:
+    return dataclasses.replace(result, bench=dataclasses.replace(result.bench, **changes))
+
+
+# ---- verdicts
 
 
 @pytest.mark.parametrize(
     ("result", "verdict"),
     [
         (row(100.0), "PASS"),
-        (row(102.0, eager=102.0, compiled=101.0), "PASS"),  # 0.980 of the wall, 0.99 % behind
-        (row(102.1, eager=103.0, compiled=103.0), "short: 0.979 of the wall"),
-        (row(101.5, eager=100.0, compiled=101.5), "short: 1.5% behind eager"),
-        (row(110.0, eager=100.0, compiled=100.0), "short: 0.909 of the wall, 10.0% behind eager, 10.0% behind compile"),
+        (row(102.0, eager=102.0, compile=101.0), "PASS"),  # 0.980 of the wall, 0.99 % behind
+        (row(102.1, eager=103.0, compile=103.0), "short: 0.979 of the wall"),
+        (row(101.5, eager=100.0, compile=101.5), "short: 1.5% behind eager"),
+        (row(110.0, eager=100.0, compile=100.0), "short: 0.909 of the wall, 10.0% behind eager, 10.0% behind compile"),
+        (row(100.0, beside_peers=103.0), "short: 3.0% behind eager, 3.0% behind compile"),  # as it was timed beside them
         (row(99.1), "PASS"),
         (row(98.9), "FAULT of the measurement: 1.011 of the wall"),
         (row(100.0, steps=1), "WRONG: 1 steps off, allowed are 0"),
         (row(90.0, steps=7), "WRONG: 7 steps off, allowed are 0"),  # being wrong comes before being fast
+        (with_bench(row(100.0), subject=contender("wideload", None, Label("CACHED", "served"))), "CACHED: served"),
+        (with_bench(row(100.0), subject=contender("wideload", 9.0, Label("OFF_STREAM", "elsewhere"))), "OFF_STREAM: elsewhere"),
     ],
 )
 def test_verdicts(result: Row, verdict: str) -> None:
@@ -50,15 +90,34 @@ def test_the_wall_is_scaled_to_the_bytes_of_the_case() -> None:
     assert format_table([half]).splitlines()[1].split()[4:6] == ["50.0", "50.0"]  # the wall's time, then wideload's
 
 
+def test_a_goal_beside_another_call_is_counted_byte_for_byte() -> None:
+    """The wall is far, and the other call moves a tenth of the bytes in a tenth of 98 us."""
+    beside = dataclasses.replace(row(200.0, eager=300.0, compile=300.0), beside=BesideTime("aligned", 60, 19.6))
+    assert (beside.wall_ratio, beside.ratio, beside.verdict) == (0.5, 0.98, "PASS")
+    short = dataclasses.replace(beside, beside=BesideTime("aligned", 60, 19.4))
+    assert short.verdict == "short: 0.970 of the aligned"
+    assert "0.970 of aligned" in format_table([short])
+    assert dataclasses.replace(beside, beside=BesideTime("aligned", 60, 22.0)).verdict == "PASS"  # faster than the easier call is no fault
+    assert dataclasses.replace(short, wideload_us=98.0).verdict.startswith("FAULT")  # that of the wall counts, whatever the goal
+
+
 def test_a_peer_that_did_not_run_is_named_with_its_reason() -> None:
-    alone = dataclasses.replace(row(100.0), peers_us={"eager": 100.0}, not_run={"compile": "RuntimeError: no Triton"})
+    result = row(100.0)
+    failed = contender("compile", None, Label("FAILED", "RuntimeError: no Triton"))
+    alone = with_bench(result, against=(result.bench.against[0], failed))
     lines = format_table([alone, alone]).splitlines()
     assert "not run" in lines[1]
-    assert lines[3:] == ["compile not run: RuntimeError: no Triton"]
+    assert lines[3:] == ["compile not run: FAILED: RuntimeError: no Triton"]
+    elsewhere = contender("compile", 9.0, Label("OFF_STREAM", "elsewhere"))  # a time, but not of the work
+    assert with_bench(result, against=(elsewhere,)).verdict == "PASS"
+    assert with_bench(result, against=(elsewhere,)).not_run == {"compile": "OFF_STREAM: elsewhere"}
+
+
+# ---- checking
 
 
 def test_steps_are_counted_in_values_of_the_dtype() -> None:
-    x = torch.tensor([1.0, -1.0, 0.0, 300.0], dtype=torch.bfloat16)
+    x = torch.tensor([1.0, -1.0, 0.0, 300.0], dtype=bf16)
     zero = torch.zeros_like(x)
     assert count_steps(ADD, [x, zero], x.clone()) == 0
     for index, off in ((0, 1.0078125), (1, -1.0078125), (3, 302.0)):  # the next bf16 away from zero
@@ -70,70 +129,243 @@ def test_steps_are_counted_in_values_of_the_dtype() -> None:
     assert count_steps(ADD, [x, zero], wrong) == 1
     wrong[0] = float("nan")
     assert count_steps(ADD, [x, zero], wrong) > 100
-    integers = torch.tensor([-128, 127], dtype=torch.int8)
-    assert count_steps(Case("x", lambda x: x, torch.int8, 1), [integers], torch.tensor([-128, 120], dtype=torch.int8)) == 7
+    same = Case("x", lambda x: x, flat(1), 1.0)
+    assert count_steps(same, [torch.tensor([-128, 127], dtype=torch.int8)], torch.tensor([-128, 120], dtype=torch.int8)) == 7
+    below = -math.nextafter(2.0, 0.0)  # 2^63 values below 2: a distance that is no 64-bit integer
+    assert count_steps(same, [torch.tensor([2.0, 1.0], dtype=torch.float64)], torch.tensor([below, 1.0], dtype=torch.float64)) > 0
 
 
 def test_a_rounded_result_is_held_to_the_exact_one() -> None:
     case = dataclasses.replace(ADD, max_steps=1)
-    x, b = (torch.tensor([v], dtype=torch.bfloat16) for v in (256.0, 1.0))  # 257 lies between bf16's 256 and 258
-    assert count_steps(case, [x, b], torch.tensor([256.0], dtype=torch.bfloat16)) == 0
-    assert count_steps(case, [x, b], torch.tensor([258.0], dtype=torch.bfloat16)) == 1
+    x, b = (torch.tensor([v], dtype=bf16) for v in (256.0, 1.0))  # 257 lies between bf16's 256 and 258
+    assert count_steps(case, [x, b], torch.tensor([256.0], dtype=bf16)) == 0
+    assert count_steps(case, [x, b], torch.tensor([258.0], dtype=bf16)) == 1
+    exact = dataclasses.replace(case, exact=lambda x, b: x + 6 * b)
+    assert count_steps(exact, [x, b], torch.tensor([258.0], dtype=bf16)) == 2
 
 
-def test_later_chunks_are_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense, "CHECK_CHUNK", 8)
-    x = torch.arange(20, dtype=torch.bfloat16)
-    wrong = x.clone()
-    wrong[17] = 0
-    assert count_steps(ADD, [x, torch.zeros_like(x)], x.clone()) == 0
-    assert count_steps(ADD, [x, torch.zeros_like(x)], wrong) > 0
+def test_every_result_is_checked_and_every_chunk_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "CHECK_CHUNK", 8)
+    both = Case("both", lambda x: (x.t(), x), flat(1), 1.0)
+    x = torch.arange(20, dtype=bf16).view(4, 5)
+    assert count_steps(both, [x], (x.t().contiguous(), x.clone())) == 0
+    for result in range(2):
+        wrong = (x.t().contiguous(), x.clone())
+        wrong[result].view(-1)[17] = 0
+        assert count_steps(both, [x], wrong) > 0
+    with pytest.raises(LayoutError, match=r"the result's shape is \(4, 5\); eager gives \(5, 4\)"):
+        count_steps(both, [x], (x, x))
+    with pytest.raises(ValueError, match="longer"):
+        count_steps(both, [x], x.t())
 
 
-def test_inputs_are_random_and_use_the_whole_range() -> None:
-    for case in CASES:
-        for tensor in random_inputs(case, 10_000, torch.device("cpu")):
-            assert tensor.dtype == case.dtype
-            assert (tensor == 0).float().mean() < 0.05
-            if case.dtype == torch.int8:
-                assert (int(tensor.min()), int(tensor.max())) == (-128, 127)
+def test_the_exact_gelus_are_those_of_torch_where_nothing_cancels() -> None:
+    x, zero = torch.linspace(-2, 6, 1001, dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    torch.testing.assert_close(layouts.exact_gelu(x, zero), torch.nn.functional.gelu(x), rtol=1e-13, atol=0.0)
+    torch.testing.assert_close(layouts.exact_gelu_tanh(x, zero), torch.nn.functional.gelu(x, approximate="tanh"), rtol=1e-13, atol=0.0)
+    assert layouts.exact_gelu(torch.tensor(-10.0).double(), zero).item() == pytest.approx(-7.61985302416047e-23, rel=1e-9)  # -10 Phi(-10)
 
 
-def test_a_run_writes_every_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The whole of it on the CPU, the clock replaced: each call is made once and takes as many microseconds as its name has letters."""
+# ---- operands
+
+
+def test_draws_differ_and_use_the_whole_range() -> None:
+    draw = Draw(CPU)
+    for dtype in (bf16, f32, torch.int8):
+        x, y = draw(100, 100, dtype=dtype), draw(100, 100, dtype=dtype)
+        assert x.dtype == dtype
+        assert not torch.equal(x, y)
+        assert (x == 0).float().mean() < 0.05
+        if dtype == torch.int8:
+            assert (int(x.min()), int(x.max())) == (-128, 127)
+
+
+def test_sectors_are_counted_from_the_first_to_the_last() -> None:
+    x = torch.empty(16, 64, dtype=f32)
+    assert count_sectors([x[:, ::2]]) == 16 * 64 * 4
+    assert count_sectors([x[:, 1::3]]) == 16 * 64 * 4  # 12 bytes apart: no sector of 32 is skipped
+    assert count_sectors([x[0, 7:9]]) == 64  # two elements on both sides of a boundary
+    assert count_sectors([x[0, 8:16], x[0, 8]]) == 64
+    assert doctest.testmod(table).failed == 0
+
+
+def test_sides_of_squares() -> None:
+    assert [layouts.whole_side(n) for n in (2, 128**2, 128**2 + 1, N)] == [128, 128, 256, 11648]
+    assert [layouts.prime_side(n) for n in (2, 4, 10, 24 * 24, N)] == [2, 2, 5, 29, 11587]
+    assert 11586**2 > N > 11585**2
+
+
+class DrawNothing(Draw):
+    """Tensors of any size, without their values."""
+
+    def __call__(self, *shape: int, dtype: torch.dtype = bf16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+
+on_meta = DrawNothing(torch.device("meta"))
+
+
+def case_named(name: str) -> Case:
+    (case,) = (case for case in layouts.CASES if case.name == name)
+    return case
+
+
+@pytest.mark.parametrize(
+    ("name", "nbytes_read", "nbytes_written"),
+    [
+        ("x[1:] + b[3:], bf16", 4 * N, 2 * N),
+        ("x[1:] + b[3:], f32", 8 * N, 4 * N),
+        ("x[1:] + b[3:], int8", 2 * N, N),
+        ("x + row", 2 * N + 2 * 4096, 2 * N),
+        ("x + row, prime width", 2 * 32745 * 4099 + 2 * 4099, 2 * 32745 * 4099),  # 2^27 / 4099 = 32744.02
+        ("x + column", 2 * N + 2 * 32768, 2 * N),
+        ("x + (B, 1, C)", 2 * N + 2 * 1024 * 1024, 2 * N),
+        ("x.t() + row", 2 * N + 2 * 32768, 2 * N),
+        ("bf16 + f32 -> f32", 6 * N, 4 * N),
+        ("bf16 -> f32", 2 * N, 4 * N),
+        ("f32 -> bf16", 4 * N, 2 * N),
+        ("int8 -> bf16", N, 2 * N),
+        ("where(bool, bf16, bf16)", 5 * N, 2 * N),
+        ("x[:, 1:-1] * 2", 2 * 32785 * 4094, 2 * 32785 * 4094),
+        ("silu(g) * u, halves", 4 * N, 2 * N),
+        ("x[:, 2:] + b, odd rows", 4 * 32761 * 4097, 2 * 32761 * 4097),
+        ("x.t().contiguous(), f64", 8 * 11648**2, 8 * 11648**2),
+        ("x.t().contiguous(), prime, int8", 11587**2, 11587**2),
+        ("x.t() + w, prime", 4 * 11587**2, 2 * 11587**2),
+        ("BSHD -> BHSD", 2 * N, 2 * N),
+        ("channels_last + contiguous", 4 * 168 * 256 * 56 * 56, 2 * 168 * 256 * 56 * 56),
+        ("x[:, ::2] * 2", 4 * N, 2 * N),  # all sectors of rows twice as long
+        ("-x, > 2^31 int8", 2**31 + 11, 2**31 + 11),
+        ("x * 2, offsets > 2^31", 2 * N, 2 * N),
+        ("packed SwiGLU", 4 * N, 2 * N),
+        ("rotate_half RoPE", 2 * 4 * 6554 * (32 + 8 + 2) * 128, 2 * 4 * 6554 * (32 + 8) * 128),
+        ("gelu(x + row), erf", 2 * N + 2 * 4096, 2 * N),
+    ],
+)
+def test_minimal_bytes(name: str, nbytes_read: int, nbytes_written: int) -> None:
+    case = case_named(name)
+    args = case.build(on_meta, N)
+    results = tensors_of(case.fn(*args))
+    assert (case.count_read(args), unique_bytes(results)) == (nbytes_read, nbytes_written)
+    assert sum(result.numel() for result in results) >= N
+
+
+FAMILIES = {
+    "misaligned": (layouts.MISALIGNED, {"rows"}),
+    "broadcast": (layouts.BROADCASTS, {"rows"}),
+    "dtypes": (layouts.DTYPES, {"dense"}),
+    "slices": (layouts.SLICES, {"rows", "pitched"}),
+    "large": (layouts.LARGES, {"dense", "rows"}),
+    "pasted": (layouts.PASTED, {"rows", "pitched"}),
+}
+
+
+@pytest.mark.parametrize("group", FAMILIES)
+def test_which_kernels_run(group: str) -> None:
+    cases, families = FAMILIES[group]
+    for case in cases:
+        for kernel in wl.fuse(case.fn, name="benchmark").plan(*case.build(on_meta, N), target="sm_90").kernels:
+            assert kernel.plan.variant.family in families, case.name
+
+
+def test_transposed_operands_are_turned() -> None:
+    for case in layouts.TRANSPOSES:
+        (kernel,) = wl.fuse(case.fn, name="benchmark").plan(*case.build(on_meta, N), target="sm_90").kernels
+        if case.name == "BSHD -> BHSD":  # whole heads are moved: their elements stay neighbours
+            assert kernel.plan.variant.family == "rows"
+        else:
+            assert kernel.plan.variant.family == "tile"
+            assert ("turned_realigned" in kernel.plan.variant.loads) == ("prime" in case.name)
+
+
+def test_the_large_ones_need_64_bits_and_what_they_stand_beside_does_not() -> None:
+    for case in layouts.LARGES:
+        assert case.beside is not None
+        fused = wl.fuse(case.fn, name="benchmark")
+        reach = max(1 + sum((s - 1) * t for s, t in zip(x.shape, x.stride(), strict=True)) for x in case.build(on_meta, N))
+        near = max(1 + sum((s - 1) * t for s, t in zip(x.shape, x.stride(), strict=True)) for x in case.beside.build(on_meta, N))
+        assert reach > 2**31 > 4 * near
+        plan, easy = (fused.plan(*build(on_meta, N), target="sm_90").kernels[0].plan for build in (case.build, case.beside.build))
+        assert plan.variant.family == easy.variant.family
+        if plan.variant.family == "rows":
+            assert (plan.variant.index_bits, easy.variant.index_bits) == (64, 32)
+
+
+def test_misaligned_operands_are_and_those_beside_are_not() -> None:
+    for case in layouts.MISALIGNED:
+        assert case.beside is not None
+        args, aligned = (build(Draw(CPU), 1000) for build in (case.build, case.beside.build))
+        assert [x.shape for x in args] == [x.shape for x in aligned] == [(1000,)] * 2
+        assert all(x.data_ptr() % 16 for x in args)
+        assert not any(x.data_ptr() % 16 for x in aligned)
+
+
+@pytest.mark.parametrize("case", [*dense.CASES, *layouts.CASES], ids=lambda case: case.name)
+def test_every_case_is_right_on_the_cpu(case: Case) -> None:
+    args = case.build(Draw(CPU), 5000)
+    assert count_steps(case, args, wl.fuse(case.fn, name="benchmark")(*args)) <= case.max_steps
+
+
+def test_names_are_told_apart_and_goals_are_those_promised() -> None:
+    names = [case.name for case in (*dense.CASES, *layouts.CASES)]
+    assert len(set(names)) == len(names)
+    goals = [{case.goal for case in cases} for cases in (layouts.MISALIGNED, layouts.BROADCASTS, layouts.DTYPES, layouts.SLICES)]
+    assert goals == [{0.98}, {0.97}, {0.97}, {0.96}]
+    assert {case.goal for case in (*layouts.TRANSPOSES, *layouts.STEPS)} == {0.95}
+    assert {case.name: case.goal for case in layouts.PASTED} == {
+        "packed SwiGLU": 0.96,
+        "rotate_half RoPE": 0.95,
+        "gelu(x + row), tanh": 0.97,
+        "gelu(x + row), erf": 0.95,
+    }
+
+
+# ---- a whole run
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Mix, int]]:
+    """Runs on the CPU, the clock replaced: a call takes as many microseconds as its name has letters. Returns what movers moved."""
 
     def time_cold(calls: Mapping[str, Callable[[], object]], device: int, num_samples: int) -> dict[str, tuple[float, ...]]:
         for call in calls.values():
             call()
         return {name: (float(len(name)),) * num_samples for name in calls}
 
+    def collect(samplers: Mapping[str, object], rule: Any, *others: object) -> dict[str, Collected]:
+        return {name: Collected((float(len(name)),) * rule.max_samples, "max_samples") for name in samplers}
+
     launched: list[tuple[Mix, int]] = []
 
     def prepare_movers(mix: Mix, nbytes: int, device: int) -> tuple[dict[str, Callable[[], object]], int]:
         return {"eight ch": lambda: launched.append((mix, nbytes))}, nbytes
 
-    def compile_peer(case: Case, inputs: Any) -> str:
-        return "RuntimeError: no compiler here"
-
-    real_inputs = random_inputs
-    for name, fake in {
+    bench = wl.bench
+    environment = dataclasses.replace(read_environment(CPU), commit=None)
+    fakes: dict[str, Any] = {
         "time_cold": time_cold,
         "prepare_movers": prepare_movers,
-        "compile_peer": compile_peer,
-        "cuda_index": lambda: 0,
-        "random_inputs": lambda case, n, device: real_inputs(case, n, torch.device("cpu")),
-    }.items():
-        monkeypatch.setattr(dense, name, fake)
-    environment = dense.read_environment(torch.device("cpu"))
-    monkeypatch.setattr(dense, "read_environment", lambda device: dataclasses.replace(environment, commit=None))
+        "find_device": lambda: CPU,
+        "read_environment": lambda device: environment,
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(table, name, fake)
+    monkeypatch.setattr(importlib.import_module("wideload.measure.bench"), "collect", collect)
+    monkeypatch.setattr(wl, "bench", lambda *args, **options: bench(*args, **{**options, "mode": "auto", "warm_up_seconds": 0.0}))
     monkeypatch.setenv("WIDELOAD_COMMIT", "abc123")
+    return launched
+
+
+def test_a_run_writes_every_sample(simulated: list[tuple[Mix, int]], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "dense.json"
-    assert dense.main(["--elements", "1000", "--samples", "3", "--json", str(path)]) == 1  # wideload (8) against eager (5)
+    arguments = ["--elements", "1000", "--samples", "3", "--no-compile", "--json", str(path)]
+    assert dense.main(arguments) == 1  # wideload (8) against eager (5)
 
     written = json.loads(path.read_text())
     assert written["environment"]["commit"] == "abc123"
     assert written["arguments"] == {"elements": 1000, "samples": 3, "seed": 0}
-    assert [r["case"] for r in written["rows"]] == [case.label for case in CASES]
+    assert written["failed"] == {}
+    assert [r["case"] for r in written["rows"]] == [case.name for case in dense.CASES]
     assert [(r["nbytes_read"], r["nbytes_written"]) for r in written["rows"]] == [
         (4000, 2000),
         (6000, 2000),
@@ -142,54 +374,93 @@ def test_a_run_writes_every_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (1000, 1000),
         (1000, 1000),
     ]
-    assert [mix.name for mix, _ in launched] == ["2R1W", "3R1W", "2R1W", "1R1W", "1R1W", "1R1W"]
-    assert [nbytes for _, nbytes in launched] == [6000, 8000, 12000, 8000, 2000, 2000]
+    assert [mix.name for mix, _ in simulated] == ["2R1W", "3R1W", "2R1W", "1R1W", "1R1W", "1R1W"]
+    assert [nbytes for _, nbytes in simulated] == [6000, 8000, 12000, 8000, 2000, 2000]
     for r in written["rows"]:
-        assert r["samples_us"] == {"wideload": [8.0] * 3, "eager": [5.0] * 3, "eight ch": [8.0] * 3}
-        assert r["ratio"] == 1.0
+        assert r["samples_us"] == {"wideload": [8.0] * 3, "eight ch": [8.0] * 3}
+        assert r["peers_us"] == {"eager": 5.0}
+        bench = BenchResult.from_dict(r["bench"])
+        assert bench["eager"].time_us is not None
+        assert bench["eager"].time_us.samples == (5.0,) * 3
+        assert bench.checked_against == "wideload.reference"
+        assert r["ratio"] == r["wall_ratio"] == 1.0
         assert r["steps"] <= r["max_steps"]
         assert r["verdict"] == "short: 60.0% behind eager"
-        assert r["not_run"] == {"compile": "RuntimeError: no compiler here"}
-    assert capsys.readouterr().out.splitlines()[-1] == "compile not run: RuntimeError: no compiler here"
+    assert "60.0% behind eager" in capsys.readouterr().out.splitlines()[-1]
 
 
-def test_a_case_that_fails_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_some_layouts(simulated: list[tuple[Mix, int]], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "layouts.json"
+    only = ["--only", "b[3:], bf16", "--only", "::2", "--only", "RoPE"]
+    assert layouts.main(["--elements", "1600", "--samples", "2", "--no-compile", "--json", str(path), *only]) == 1
+    misaligned, stepped, rope = json.loads(path.read_text())["rows"]
+    assert misaligned["beside"] == {"name": "aligned", "nbytes": 9600, "time_us": 7.0}
+    assert misaligned["ratio"] == 7 / 8  # the letters of aligned, and of wideload
+    assert misaligned["verdict"] == "short: 0.875 of the aligned, 60.0% behind eager"
+    assert [argument["offset"] for argument in misaligned["bench"]["arguments"]] == [1, 3]
+    assert (stepped["nbytes_read"], stepped["nbytes_written"], stepped["beside"]) == (2 * 8192 * 2, 2 * 4096 * 2, None)
+    assert [a["name"] for a in rope["bench"]["arguments"]] == ["q", "k", "cos", "sin"]
+    assert [a["strides"] for a in rope["bench"]["arguments"][:2]] == [[2 * 4096, 128, 4096, 1], [2 * 1024, 128, 1024, 1]]  # two positions
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines()) == 3 + 3
+    assert "3/3 rotate_half RoPE ...\n  1.000 of wall: short: 60.0% behind eager\n" in printed.err
+
+
+def test_a_level_run_passes(simulated: list[tuple[Mix, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "NOT_BEHIND", 2.0)
+    assert dense.main(["--elements", "100", "--samples", "1", "--no-compile", "--only", "int8"]) == 0
+
+
+def test_a_case_that_fails_does_not_end_the_run(
+    simulated: list[tuple[Mix, int]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def run_case(case: Case, *arguments: object) -> Row:
-        if case.dtype == torch.float32:
+        if "float32" in case.name:
             raise RuntimeError("out of memory")
         return row(100.0)
 
-    monkeypatch.setattr(dense, "run_case", run_case)
-    monkeypatch.setattr(dense, "cuda_index", lambda: 0)
-    environment = dense.read_environment(torch.device("cpu"))
-    monkeypatch.setattr(dense, "read_environment", lambda device: environment)
-    assert dense.main(["--elements", "8"]) == 1
+    monkeypatch.setattr(table, "run_case", run_case)
+    path = tmp_path / "dense.json"
+    assert dense.main(["--elements", "8", "--no-compile", "--json", str(path)]) == 1
     printed = capsys.readouterr()
     assert printed.out.count("PASS") == 4
     assert printed.out.count("FAILED") == 2
     assert "out of memory" in printed.err
+    assert set(json.loads(path.read_text())["failed"].values()) == {"RuntimeError: out of memory"}
 
 
 def test_without_a_gpu_the_status_is_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def cuda_index() -> int:
         raise DeviceError("no GPU")
 
-    monkeypatch.setattr(dense, "cuda_index", cuda_index)
-    assert dense.main([]) == 2
+    monkeypatch.setattr(table, "cuda_index", cuda_index)
+    assert layouts.main([]) == 2
     assert "no GPU" in capsys.readouterr().err
 
 
-def test_a_compiler_that_is_missing_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_compiler(fn: object, dynamic: bool) -> object:
-        raise RuntimeError("Cannot find a working triton installation\nmore text")
+def test_a_name_that_no_case_has_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        layouts.main(["--only", "softmax"])
+    assert exit_info.value.code == 2
+    assert "no case has that in its name. Cases: x[1:] + b[1:], bf16; " in capsys.readouterr().err
 
-    monkeypatch.setattr(torch, "compile", no_compiler)
-    assert dense.compile_peer(ADD, []) == "RuntimeError: Cannot find a working triton installation"
+
+def test_a_compiler_that_is_missing_is_a_reason(simulated: list[tuple[Mix, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile(fn: object, dynamic: bool) -> Callable[..., torch.Tensor]:
+        def call(*args: object) -> torch.Tensor:
+            raise RuntimeError("Cannot find a working triton installation")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compile)
+    result = table.run_case(ADD, 100, 1, CPU, with_compile=True)
+    assert result.not_run == {"compile": "FAILED: RuntimeError: Cannot find a working triton installation"}
+    assert result.peers_us == {"eager": 5.0}
 
 
-def test_a_compiled_peer_that_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = random_inputs(ADD, 100, torch.device("cpu"))
+def test_a_compiled_peer_that_is_wrong_is_not_timed(simulated: list[tuple[Mix, int]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda fn, dynamic: lambda x, b: x)
-    assert str(dense.compile_peer(ADD, inputs)).startswith("wrong: ")
-    monkeypatch.setattr(torch, "compile", lambda fn, dynamic: fn)
-    assert dense.compile_peer(ADD, inputs) is ADD.fn
+    assert table.run_case(ADD, 100, 1, CPU, with_compile=True).not_run["compile"].startswith("WRONG: ")
+    monkeypatch.setattr(torch, "compile", lambda fn, dynamic: lambda x, b: x + b)
+    assert table.run_case(ADD, 100, 1, CPU, with_compile=True).peers_us == {"eager": 5.0, "compile": 7.0}
+    assert math.isclose(table.run_case(ADD, 100, 1, CPU, with_compile=True).ratio, 1.0)
