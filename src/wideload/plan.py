@@ -43,12 +43,14 @@ leave 32 registers a thread)."""
 TILE_BLOCKS = 2
 """Blocks an SM that the registers of such a kernel must leave room for, 64 a thread: while one waits for its loads, the other stores."""
 
-TILE_GROUP = 8
-"""Tiles along the lines that neighbouring blocks take before they step along the columns: the blocks that run at a time then read runs
-of several tiles as well as write them (2 KiB each at 256 bytes a tile)."""
-
 TILE_ACROSS = 8
 """Accesses along an output's line that a warp of a ``tile`` kernel stores together: 128 bytes of each of four lines."""
+
+WHOLE_BLOCKS = 8
+"""Blocks an SM that the registers of a ``rows`` or ``pitched`` kernel without edges must leave room for, 64 a thread. Where nothing is
+asked for, ptxas aims at more and moves loads behind the first stores: RoPE of bf16 3.82 TB/s on an H200, with 6 to 10 blocks 3.98 to
+4.00, kernels of fewer operands alike. Kernels with edges lose (odd rows 4.22 to 4.02, unaligned int8 4.29 to 3.94), and dense ones of
+long arithmetic too (GELU 4.07 to 3.74)."""
 
 Family = Literal["dense", "rows", "pitched", "tile", "strided"]
 
@@ -418,8 +420,8 @@ def _choose_tile(space: IterSpace, walks: Sequence[_Walk], num_inputs: int) -> _
         tile = replace(tile, halo=width)
     num_across = -(-(dims[0].size + (width - 1 if tile.halo else beat[0])) // tile.columns)
     num_along = -(-dims[1].size // tile.lines)
-    num_groups = -(-num_along // TILE_GROUP)
-    blocks = [-(-num_along // num_groups), num_across, num_groups, *(dim.size for dim in dims[2:])]
+    # Neighbouring blocks write neighbouring columns: groups of 2 to 16 that read along the lines first were up to 5 % slower on an H200.
+    blocks = [num_across, num_along, *(dim.size for dim in dims[2:])]
     grid = IterSpace(tuple(Dim(size, ()) for size in blocks), math.prod(blocks))
     bits, index_width = _index_bits(space, walks, space.num_elements)
     strides: list[int] = []

@@ -12,7 +12,7 @@ DEVICE void rope_element(const float x, const float cos, const float x_2, const 
     out1 = add_2;
 }
 
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 8)
 rope_pitched(
     const bf16* __restrict__ x_data,
     const bf16* __restrict__ cos_data,

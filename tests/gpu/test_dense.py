@@ -24,7 +24,7 @@ def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     """Of the dtype's whole range, a few of the floats infinite, NaN or -0.0."""
     if not dtype.is_floating_point:
         info = torch.iinfo(dtype)
-        return torch.randint(info.min, info.max + 1, shape, dtype=dtype, device=DEVICE)
+        return torch.randint(info.min, min(info.max + 1, 2**63 - 1), shape, dtype=dtype, device=DEVICE)
     tensor = torch.randn(shape, dtype=torch.float32, device=DEVICE) * 100
     choice = torch.rand(shape, device=DEVICE)
     for value, where in (

@@ -27,10 +27,11 @@ def held(*shape: int, dtype: torch.dtype, offset: int = 0, pitch: int = 0) -> to
     return store[offset:].view(rows.shape)[..., : shape[-1]]
 
 
-def check(f: FusedFunction, *args: torch.Tensor) -> None:
+def check(f: FusedFunction, *args: torch.Tensor) -> str:
     (kernel,) = f.plan(*args).kernels
-    assert kernel.plan.variant.family == "tile"
+    family: str = kernel.plan.variant.family
     assert_same(f(*args), f.__wrapped__(*args), [(a.shape, a.stride(), a.storage_offset()) for a in args])
+    return family
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -38,15 +39,15 @@ def check(f: FusedFunction, *args: torch.Tensor) -> None:
 def test_a_transposed_copy(dtype: torch.dtype, size: tuple[int, int]) -> None:
     for offset in range(9):
         for pitch in (0, 1, 3, 8):
-            check(copy, held(*size, dtype=dtype, offset=offset, pitch=pitch).t())
+            assert check(copy, held(*size, dtype=dtype, offset=offset, pitch=pitch).t()) == "tile"
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_transposed_operand_beside_one_that_is_not(dtype: torch.dtype) -> None:
     for rows, columns in SIZES:
         for offset in (0, 1, 8):
-            check(add, held(columns, rows, dtype=dtype, offset=offset).t(), held(rows, columns, dtype=dtype, offset=3 * offset % 8))
-            check(add, held(columns, rows, dtype=dtype).t(), held(columns, rows, dtype=dtype, offset=offset, pitch=offset).t()[:, :columns])
+            turned = held(columns, rows, dtype=dtype, offset=offset, pitch=offset).t()
+            assert check(add, held(rows, columns, dtype=dtype, offset=3 * offset % 8), turned) == "tile"
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -80,10 +81,13 @@ def test_permuted_copies(dtype: torch.dtype, shape: tuple[int, ...], order: tupl
 
 
 MIXES: dict[str, tuple[Callable[..., torch.Tensor], Callable[[], tuple[torch.Tensor, ...]]]] = {
-    "half and float": (lambda x, w: x + w, lambda: (held(300, 500, dtype=torch.bfloat16).t(), held(500, 300, dtype=torch.float32))),
-    "float and half": (lambda x, w: x + w, lambda: (held(300, 500, dtype=torch.float32).t(), held(500, 300, dtype=torch.bfloat16))),
-    "a row": (lambda x, b: x + b, lambda: (held(300, 500, dtype=torch.bfloat16).t(), held(300, dtype=torch.bfloat16, offset=1))),
-    "a column": (lambda x, b: x + b, lambda: (held(300, 500, dtype=torch.bfloat16).t(), held(500, 1, dtype=torch.bfloat16))),
+    "half and float": (lambda x, w: x + w, lambda: (held(500, 300, dtype=torch.float32), held(300, 500, dtype=torch.bfloat16).t())),
+    "float and half": (lambda x, w: x + w, lambda: (held(500, 300, dtype=torch.bfloat16), held(300, 500, dtype=torch.float32).t())),
+    "a row": (
+        lambda x, b: (x + b).contiguous(),
+        lambda: (held(300, 500, dtype=torch.bfloat16).t(), held(300, dtype=torch.bfloat16, offset=1)),
+    ),
+    "a column": (lambda x, b: (x + b).contiguous(), lambda: (held(300, 500, dtype=torch.bfloat16).t(), held(500, 1, dtype=torch.bfloat16))),
     "a mask": (
         lambda m, x, y: torch.where(m, x, y),
         lambda: (
@@ -106,8 +110,7 @@ MIXES: dict[str, tuple[Callable[..., torch.Tensor], Callable[[], tuple[torch.Ten
 def test_mixes(name: str) -> None:
     function, make = MIXES[name]
     torch.manual_seed(0)
-    args = make()
-    check(wl.fuse(function, name="mix"), *args)
+    assert check(wl.fuse(function, name="mix"), *make()) == "tile"
 
 
 @pytest.mark.big(8)

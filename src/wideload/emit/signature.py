@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wideload.lower import Program
-from wideload.plan import TILE_BLOCKS, Variant
+from wideload.plan import TILE_BLOCKS, WHOLE_BLOCKS, Variant
 
 __all__ = ["INDEX_TYPES", "emit_definition", "emit_uniform"]
 
@@ -36,7 +36,8 @@ def _head(program: Program, variant: Variant, sizes: Sequence[str]) -> str:
     parameters += [f"const long long {size}" for size in sizes]
     parameters += [f"const {s.ctype} {s.name}" for s in program.scalars]
     listed = ",\n    ".join(parameters)
-    bounds = f"{variant.threads}, {TILE_BLOCKS}" if variant.tile else variant.threads
+    blocks = TILE_BLOCKS if variant.tile else WHOLE_BLOCKS if variant.is_whole else None
+    bounds = f"{variant.threads}, {blocks}" if blocks else variant.threads
     return f'extern "C" __global__ void __launch_bounds__({bounds})\n{program.name}_{variant.family}(\n    {listed})'
 
 

@@ -126,8 +126,8 @@ class _TileText:
         """The names of the run-time integers, in the plan's order."""
         rank = self.variant.rank
         sizes = ["size0", "size1", "phase"]
-        for d in range(rank):
-            sizes += [f"tiles{d}" if d < 3 else f"size{d - 1}", f"multiplier{d}", f"shift{d}"]
+        for d in range(rank - 1):
+            sizes += [self._size_name(d), f"multiplier{d}", f"shift{d}"]
         for p, access in self.loads:
             if access not in ("uniform", "value"):
                 known = {"strided": None, "turned": 1, "turned_realigned": 1}.get(access, 0)
@@ -138,19 +138,23 @@ class _TileText:
 
     # Where a block and a thread are
 
+    @staticmethod
+    def _size_name(d: int) -> str:
+        """How many blocks lie along dim ``d``."""
+        return f"tiles{d}" if d < 2 else f"size{d}"
+
     def _locate(self) -> list[str]:
-        """Take the block's number apart: along the lines of a group, along the columns, groups of lines, the other dims."""
+        """Take the block's number apart: along the columns, along the lines, the other dims."""
         lines, rest, at = ["// which tile"], "blockIdx.x", []
-        for d in range(self.variant.rank):
+        for d in range(self.variant.rank - 1):
             lines.append(f"const unsigned rest{d} = divide_u31({rest}, multiplier{d}, shift{d});")
-            at.append(f"{rest} - rest{d} * (unsigned){f'tiles{d}' if d < 3 else f'size{d - 1}'}")
+            at.append(f"{rest} - rest{d} * (unsigned){self._size_name(d)}")
             rest = f"rest{d}"
         at.append(rest)
         shift = "" if self.tile.halo else f" - ({self.index})phase"  # with a halo, each line's accesses begin before it
-        lines.append(f"const {self.index} column0 = ({self.index})({at[1]}) * {self.tile.columns}{shift};")
-        lines.append(f"const {self.index} line0 = ({self.index})(({at[2]}) * (unsigned)tiles0 + {at[0]}) * {self.tile.lines};")
-        lines.append(f"if (line0 >= ({self.index})size1) return;  // groups are of one size")
-        return lines + [f"const unsigned at{d} = {at[d + 1]};" for d in range(2, self.variant.rank)]
+        lines.append(f"const {self.index} column0 = ({self.index})({at[0]}) * {self.tile.columns}{shift};")
+        lines.append(f"const {self.index} line0 = ({self.index})({at[1]}) * {self.tile.lines};")
+        return lines + [f"const unsigned at{d} = {at[d]};" for d in range(2, self.variant.rank)]
 
     def _is_full(self) -> str:
         """The tile is inside, and so are the aligned words that realigned operands are read as."""
