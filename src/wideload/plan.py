@@ -15,6 +15,7 @@ import torch
 
 from wideload.dtypes import ScalarType, scalar_type
 from wideload.expr import Expr, Numerics
+from wideload.gpus import SECTOR_BYTES
 from wideload.layout import INT31_MAX, Dim, IterSpace, build_space, expand_strides, magic_divisor
 from wideload.lower import Program, Store, lower_expr
 from wideload.replay import NodeLayout
@@ -46,11 +47,13 @@ TILE_BLOCKS = 2
 TILE_ACROSS = 8
 """Accesses along an output's line that a warp of a ``tile`` kernel stores together: 128 bytes of each of four lines."""
 
-WHOLE_BLOCKS = 8
-"""Blocks an SM that the registers of a ``rows`` or ``pitched`` kernel without edges must leave room for, 64 a thread. Where nothing is
-asked for, ptxas aims at more and moves loads behind the first stores: RoPE of bf16 3.82 TB/s on an H200, with 6 to 10 blocks 3.98 to
-4.00, kernels of fewer operands alike. Kernels with edges lose (odd rows 4.22 to 4.02, unaligned int8 4.29 to 3.94), and dense ones of
-long arithmetic too (GELU 4.07 to 3.74)."""
+MANY_LOADS = 4
+"""Operands from which on ptxas, left to itself, keeps registers low by moving loads behind the first stores."""
+
+MANY_LOADS_BLOCKS = 8
+"""Blocks an SM that the registers of such a kernel must leave room for, 64 a thread: RoPE of bf16, of six operands, took 39 registers and
+ran at 3.82 TB/s on an H200, with 6 to 10 blocks asked for at 3.98 to 4.00. Kernels of few operands and long arithmetic lose by it: bias
+and GELU 3.79 to 3.57, GELU 4.07 to 3.74, unaligned int8 4.29 to 3.94."""
 
 Family = Literal["dense", "rows", "pitched", "tile", "strided"]
 
@@ -103,7 +106,8 @@ class Tile:
 
     ``columns`` lie along the outputs' fast dim, ``lines`` along that of the operands that are turned. A thread computes ``width``
     columns, one access of the widest output, of ``depth`` neighbouring lines at a time. Where the outputs' lines are not aligned alike,
-    the accesses of each line begin up to ``width - 1`` columns before the tile, and ``halo`` columns more of turned operands are loaded.
+    the accesses of each line begin at a sector of the first output, up to ``halo - 1`` columns before the tile, and ``halo`` columns
+    more of turned operands are loaded.
     """
 
     columns: int
@@ -417,8 +421,11 @@ def _choose_tile(space: IterSpace, walks: Sequence[_Walk], num_inputs: int) -> _
     is_whole = _is_whole(dims[0].size, width, beat, (*loads, *stores))
     is_whole = is_whole and not any(dims[1].size * walk.type.itemsize % ACCESS_BYTES for walk in turned)
     if any(stride % width for stride in outputs[0].strides[1:]):
-        tile = replace(tile, halo=width)
-    num_across = -(-(dims[0].size + (width - 1 if tile.halo else beat[0])) // tile.columns)
+        # Lines that begin at sectors, not at any 16 bytes, write none in two parts: 3.99 against 3.80 TB/s for bf16 on an H200. In wider
+        # items the wider halo costs as much as that brings (fp32 3.57 against 3.61).
+        itemsize = outputs[0].type.itemsize
+        tile = replace(tile, halo=max(width, SECTOR_BYTES // itemsize) if itemsize < 4 else width)
+    num_across = -(-(dims[0].size + (tile.halo - 1 if tile.halo else beat[0])) // tile.columns)
     num_along = -(-dims[1].size // tile.lines)
     # Neighbouring blocks write neighbouring columns: groups of 2 to 16 that read along the lines first were up to 5 % slower on an H200.
     blocks = [num_across, num_along, *(dim.size for dim in dims[2:])]

@@ -187,7 +187,7 @@ class _TileText:
         beat, skew = self.program.results[0].name, ""
         if self.tile.halo:  # back to where the line's aligned accesses begin
             at = f"{beat}_at + ({self.unsigned})line * ({self.unsigned}){beat}_stride1 + ({self.unsigned})phase"
-            skew = f" - ({self.index})(({at}) % {self.tile.width})"
+            skew = f" - ({self.index})(({at}) % {self.tile.halo})"
         lines = [
             f"const {self.index} line = line0 + ({self.index})along + d;",
             f"const {self.index} column = column0 + ({self.index})across{skew};",
