@@ -15,9 +15,11 @@ import torch
 
 from tests.fuzz.programs import PROGRAMS, Program
 
-__all__ = ["Case", "Fault", "Layout", "Operand", "Out", "draw_case", "draw_out", "make_operands", "make_tensor", "program_of", "values"]
+__all__ = ["Case", "Fault", "Layout", "Operand", "Out", "draw_case", "draw_out", "make_operands", "make_tensor", "program_of"]
 
-INPUT_LAYOUTS = "contiguous offset stepped pitched expanded transposed transposed transposed permuted channels_last overlapping any".split()
+INPUT_LAYOUTS = "contiguous offset stepped pitched expanded transposed permuted channels_last overlapping any".split()
+ALONG = "contiguous offset pitched pitched expanded transposed any".split()
+"""Of the operands beside one that is transposed."""
 OUT_LAYOUTS = "contiguous offset stepped pitched pitched pitched transposed permuted channels_last any".split()
 
 SIZES = (
@@ -134,11 +136,12 @@ def draw_case(seed: int, max_elements: int) -> Case:
     """The case of ``seed`` with shapes of up to ``max_elements``: the same in every process."""
     rng = random.Random(seed)
     program = PROGRAMS[rng.randrange(len(PROGRAMS))]
-    base = _draw_shape(rng, program, max_elements)
+    is_turned = rng.random() < 0.15
+    base = _draw_plane(rng, program, max_elements) if is_turned else _draw_shape(rng, program, max_elements)
     fault: Fault | None = rng.choice(("shapes", "cast", "self-overlap", "partial overlap")) if rng.random() < 0.03 else None
     operands: list[Operand] = []
     for position, dtype in enumerate(program.dtypes):
-        shape = _operand_shape(rng, program, position, base)
+        shape = base if is_turned and rng.random() < 0.7 else _operand_shape(rng, program, position, base)
         if fault == "shapes" and position == len(program.dtypes) - 1:
             changed = rng.randrange(len(base)) if base else -1
             shape = tuple(size + (dim == changed and size > 1) for dim, size in enumerate(base))
@@ -146,14 +149,15 @@ def draw_case(seed: int, max_elements: int) -> Case:
         if twins and rng.random() < 0.05:
             operands.append(Operand(dtype, operands[twins[0]].layout, operands[twins[0]].start, twins[0]))
             continue
-        layout = draw_layout(rng, shape, SLACK * max_elements, is_input=True)
+        kinds = ("transposed",) if is_turned and position == 0 else ALONG if is_turned else INPUT_LAYOUTS
+        layout = _draw_fitting(rng, rng.choice(kinds), shape, SLACK * max_elements, is_input=True)
         operands.append(Operand(dtype, layout, rng.randrange(MAX_START), None, not shape and rng.random() < 0.3))
     if all(operand.is_on_host for operand in operands):
         operands = [Operand(o.dtype, o.layout, o.start, o.same_as) for o in operands]
     numbers = tuple(
         rng.choice((0.5, -1.25, 3.0, -0.0, math.inf, math.nan)) if name == "s" else rng.choice((0, 1, -3, 7)) for name in program.numbers
     )
-    out = rng.choices(("none", "fresh", "converted", "in place"), (10, 5, 2, 3))[0]
+    out = rng.choices(("none", "fresh", "converted", "in place"), (1, 5, 2, 1) if is_turned and len(operands) == 1 else (8, 5, 2, 3))[0]
     return Case(seed, program, tuple(operands), numbers, "fresh" if fault and fault != "shapes" else out, fault)
 
 
@@ -165,15 +169,26 @@ def _draw_shape(rng: random.Random, program: Program, max_elements: int) -> tupl
     least = 0 if program.shapes == "broadcast" else 2
     num_dims = rng.choices(range(least, MAX_DIMS + 1), (2, 6, 12, 6, 2, 1)[least:])[0]
     room = int(max_elements ** math.sqrt(rng.random()))
-    is_plane = rng.random() < 0.3
     sizes: list[int] = []
     for _ in range(num_dims):
-        size = rng.choice([size for size in (PLANE_SIZES if is_plane and len(sizes) < 2 else SIZES) if size <= room] or [1])
+        size = rng.choice([size for size in SIZES if size <= room] or [1])
         draw = rng.random()
         size = 0 if draw < 0.015 else 1 if draw < 0.12 else size
         sizes.append(size)
         room //= max(1, size)
     rng.shuffle(sizes)
+    return _fitted(rng, program, sizes)
+
+
+def _draw_plane(rng: random.Random, program: Program, max_elements: int) -> tuple[int, ...]:
+    """Two last sizes around tiles, and sometimes another dim before them."""
+    last = [rng.choice([size for size in PLANE_SIZES if size * size <= max_elements]) for _ in range(2)]
+    room = max_elements // (last[0] * last[1])
+    return _fitted(rng, program, [rng.randint(1, min(room, 4)), *last] if rng.random() < 0.3 else last)
+
+
+def _fitted(rng: random.Random, program: Program, sizes: list[int]) -> tuple[int, ...]:
+    """The sizes as the program wants them."""
     if program.shapes == "square":
         sizes[-1] = sizes[-2] = min(sizes[-1], sizes[-2]) if rng.random() < 0.3 else math.isqrt(sizes[-1] * sizes[-2])
     if program.shapes in ("even", "rope"):
@@ -194,18 +209,19 @@ def _operand_shape(rng: random.Random, program: Program, position: int, base: tu
         return base
     kept = 1 if program.shapes == "rope" else 0  # of the last dims
     shape = base[rng.randint(0, len(base) - kept) :]
+    if not shape and program.rounds_scalars:
+        return (1,) * (len(base) > 0)
     return tuple(1 if dim < len(shape) - kept and rng.random() < 0.25 else size for dim, size in enumerate(shape))
 
 
 # ---- layouts
 
 
-def draw_layout(rng: random.Random, shape: tuple[int, ...], max_elements: int, *, is_input: bool, guard: int = 0) -> Layout:
+def _draw_fitting(rng: random.Random, kind: str, shape: tuple[int, ...], max_elements: int, *, is_input: bool, guard: int = 0) -> Layout:
     """A layout of ``shape`` in a storage of up to ``max_elements``; only inputs may have several elements in one cell.
 
     At least ``guard`` elements before and behind are none of the tensor's. An input's storage ends with its last element, as a rule.
     """
-    kind = rng.choice(INPUT_LAYOUTS if is_input else OUT_LAYOUTS)
     layout = _draw_layout(rng, kind, shape, guard, is_input)
     return layout if layout.num_elements <= max_elements else _draw_layout(rng, "contiguous", shape, guard, is_input)
 
@@ -277,7 +293,8 @@ def draw_out(case: Case, results: list[torch.Tensor], max_elements: int) -> tupl
             operand = case.operands[shifted[0]]
             outs.append(Out(dtype, replace(operand.layout, offset=operand.layout.offset - 1), operand.start, shifted[0]))
             continue
-        layout = draw_layout(rng, shape, SLACK * max_elements, is_input=False, guard=rng.choice((1, 8, 16, 17)))
+        kind, guard = rng.choice(OUT_LAYOUTS), rng.choice((1, 8, 16, 17))
+        layout = _draw_fitting(rng, kind, shape, SLACK * max_elements, is_input=False, guard=guard)
         if case.fault == "self-overlap" and result.numel() > 1:
             layout = Layout("expanded", shape, (0,) * len(shape), 0, 1)
         outs.append(Out(dtype, layout, rng.randrange(MAX_START)))
@@ -296,7 +313,7 @@ def _overlaps(layout: Layout) -> bool:
 
 
 @functools.cache
-def values(dtype: torch.dtype, device: str, count: int, *, tame: bool = False) -> torch.Tensor:
+def _values(dtype: torch.dtype, device: str, count: int, *, tame: bool = False) -> torch.Tensor:
     """``count`` values: of the dtype's whole range, small ones, and each special one; ``tame`` ones are finite and within +-2.5."""
     generator = torch.Generator().manual_seed(2**31 - 1)
     kind = torch.randint(0, 24, (count,), generator=generator)
@@ -324,7 +341,7 @@ def values(dtype: torch.dtype, device: str, count: int, *, tame: bool = False) -
 
 def make_tensor(part: Operand | Out, device: str, max_elements: int, *, tame: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """The tensor, and its whole storage as one row."""
-    pool = values(part.dtype, device, SLACK * max_elements + 2 * MAX_START, tame=tame)
+    pool = _values(part.dtype, device, SLACK * max_elements + 2 * MAX_START, tame=tame)
     store = pool[part.start : part.start + part.layout.num_elements].clone()
     return store.as_strided(part.layout.shape, part.layout.strides, part.layout.offset), store
 

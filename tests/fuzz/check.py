@@ -39,13 +39,15 @@ class Mismatch(AssertionError):
 class Session:
     """Runs cases on one backend and counts.
 
-    ``max_kernels`` bounds the distinct kernel texts: a case that needs one more is skipped. ``num_known`` counts results whose strides
-    differ from eager's in a way that their program declares. ``families`` counts kernels run by family.
+    ``max_kernels`` bounds the distinct kernel texts: a case that needs one more is skipped, and so is one without a kernel of
+    ``family``. ``num_known`` counts results whose strides differ from eager's in a way that their program declares. ``families``
+    counts kernels run by family.
     """
 
     backend: Backend
     max_kernels: int | None = None
     max_elements: int = 0
+    family: str | None = None
     num_checked: int = 0
     num_known: int = 0
     num_skipped: int = 0
@@ -89,41 +91,32 @@ class Session:
                 self._compare(case, got, wants)
                 self._check_stores(case, stores, ())
             return
-        outs: list[torch.Tensor] = []
-        rooms: list[tuple[torch.Tensor, torch.Tensor]] = []  # an output's storage, and as it must be after the call
-        written = []
         parts = draw_out(case, [want.result for want in _leaves(wants)], self.max_elements)
-        for part, want in zip(parts, _leaves(wants), strict=True):
-            if part.argument is not None:
-                store = stores[part.argument]
-                out = store.as_strided(part.layout.shape, part.layout.strides, part.layout.offset)
-                written.append(part.argument)
-            else:
-                out, store = make_tensor(part, self._device, self.max_elements, tame=tame)
-            room = store.clone()
-            outs.append(out)
-            rooms.append((store, room))
-            if case.fault is None:
-                room.as_strided(out.shape, out.stride(), out.storage_offset()).copy_(want.value)
+        rooms = [  # each output's storage
+            stores[part.argument] if part.argument is not None else make_tensor(part, self._device, self.max_elements, tame=tame)[1]
+            for part in parts
+        ]
+        outs = [room.as_strided(p.layout.shape, p.layout.strides, p.layout.offset) for room, p in zip(rooms, parts, strict=True)]
         out = _rebuilt(wants, iter(outs))
         refusal = _refusal(case, parts, outs, wants)
         if refusal:
-            self._check_refused(case, args, stores, out, [store for store, _ in rooms], refusal)
+            self._check_refused(case, args, stores, out, rooms, refusal)
             return
-        if case.fault is not None:
-            return  # the fault needs other results than these
         if not self._admit(f, args, out):
             return
+        after = [room.clone() for room in rooms]
+        expected = [room.as_strided(x.shape, x.stride(), x.storage_offset()) for room, x in zip(after, outs, strict=True)]
+        for target, want in zip(expected, _leaves(wants), strict=True):
+            target.copy_(want.value)
         returned = self._call(case, f, args, out)
         if any(a is not b for a, b in zip(_leaves(returned), outs, strict=True)):
             raise Mismatch("out= is not what is returned")
-        for number, (out, (store, room)) in enumerate(zip(outs, rooms, strict=True)):
-            expected = room.as_strided(out.shape, out.stride(), out.storage_offset())
-            _compare_bits(case, f"out[{number}]", out, expected)
-            expected.copy_(out)
-            if not torch.equal(_as_bytes(store), _as_bytes(room)):
+        for number, (tensor, target) in enumerate(zip(outs, expected, strict=True)):
+            _compare_bits(case, f"out[{number}]", tensor, target)
+            target.copy_(tensor)
+            if not torch.equal(_as_bytes(rooms[number]), _as_bytes(after[number])):
                 raise Mismatch(f"out[{number}]: bytes around it were changed")
-        self._check_stores(case, stores, written)
+        self._check_stores(case, stores, [part.argument for part in parts])
 
     def _admit(self, f: FusedFunction, args: Sequence[Any], out: Any) -> bool:
         """Count the kernels of a call; false where it needs more texts than are allowed."""
@@ -133,12 +126,13 @@ class Session:
             kernels = f.plan(*args, out=out, target=None if self.backend == "cuda" else "sm_90").kernels
         except wl.WideloadError as error:
             raise Mismatch(f"eager accepts what wideload refuses, {type(error).__name__}: {error}") from error
-        texts = {kernel.source for kernel in kernels}
-        if self.max_kernels is not None and len(self.texts | texts) > self.max_kernels:
+        texts, families = {kernel.source for kernel in kernels}, [kernel.plan.variant.family for kernel in kernels]
+        is_over = self.max_kernels is not None and len(self.texts | texts) > self.max_kernels
+        if is_over or (self.family is not None and self.family not in families):
             self.num_skipped += 1
             return False
         self.texts |= texts
-        self.families.update(kernel.plan.variant.family for kernel in kernels)
+        self.families.update(families)
         return True
 
     def _call(self, case: Case, f: FusedFunction, args: list[Any], out: Any) -> Any:
@@ -152,14 +146,13 @@ class Session:
     ) -> None:
         """What must raise a ``WideloadError``, and write nothing."""
         self.num_refused += 1
+        f = _fused(case.program)
         before = [store.clone() for store in rooms]
         try:
             if self.backend == "emulator":
-                f = _fused(case.program)
                 f.plan(*args, out=out, target="sm_90")
-                f(*args, out=out)
             else:
-                _fused(case.program)(*args, out=out)
+                f(*args, out=out)
         except wl.WideloadError:
             self._check_stores(case, stores, ())
             if not all(torch.equal(_as_bytes(a), _as_bytes(b)) for a, b in zip(rooms, before, strict=True)):
@@ -180,7 +173,7 @@ class Session:
                     raise Mismatch(f"result {number} has dtype, shape, device, strides {have}; eager's has {need}")
             _compare_bits(case, f"result {number}", tensor, want.value)
 
-    def _check_stores(self, case: Case, stores: Sequence[torch.Tensor], written: Sequence[int]) -> None:
+    def _check_stores(self, case: Case, stores: Sequence[torch.Tensor], written: Sequence[int | None]) -> None:
         """Arguments that are no outputs keep every byte."""
         tame = case.program.oracle == "double"
         for position, (operand, store) in enumerate(zip(case.operands, stores, strict=True)):
