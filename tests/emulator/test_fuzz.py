@@ -14,6 +14,8 @@ from tests.fuzz import check
 from tests.fuzz.check import Session
 from tests.fuzz.jobs import Share, run_share
 from wideload import fused, planned
+from wideload.emit.kernel import emit_kernel
+from wideload.reference import evaluate_expr
 
 NUM_SHARES = 24
 """Of the pool of programs; the kernels of a few programs meet more layouts than few kernels of all."""
@@ -79,7 +81,7 @@ def replaced(emit: Callable[..., str], pattern: str, fault: str) -> Callable[...
     ],
 )
 def test_a_fault_in_the_text_of_a_family_is_found(monkeypatch: pytest.MonkeyPatch, family: str, pattern: str, fault: str) -> None:
-    monkeypatch.setattr(planned, "emit_kernel", replaced(planned.emit_kernel, pattern, fault))
+    monkeypatch.setattr(planned, "emit_kernel", replaced(emit_kernel, pattern, fault))
     share = run_share("emulator", 0, 20, family=family, max_mismatches=1)
     assert share.mismatches == 1
     assert re.search(r"\nreproduce: python -m tests\.fuzz --backend emulator --draws 1 --seed \d+$", share.reports[0])
@@ -87,9 +89,8 @@ def test_a_fault_in_the_text_of_a_family_is_found(monkeypatch: pytest.MonkeyPatc
 
 def test_a_fault_of_the_reference_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def off_by_one(*args: Any, **kwargs: Any) -> list[torch.Tensor]:
-        return [result.roll(1) for result in evaluate(*args, **kwargs)]
+        return [result.roll(1) for result in evaluate_expr(*args, **kwargs)]
 
-    evaluate = fused.evaluate_expr
     monkeypatch.setattr(fused, "evaluate_expr", off_by_one)
     assert run_share("reference", 0, 100).mismatches > 20
 

@@ -69,6 +69,10 @@ Fault = Literal["shapes", "cast", "self-overlap", "partial overlap"]
 """What must be refused: shapes that do not broadcast, or an ``out=`` that torch would not write."""
 
 
+Outs = Literal["none", "fresh", "converted", "in place"]
+"""Where results go: into new tensors, or into ``out=`` of their own dtype, of another, or that is an argument."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """Where the elements of a tensor lie in a storage of ``num_elements``, in elements."""
@@ -85,16 +89,23 @@ class Layout:
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor argument. ``start`` says where its storage's values begin; ``same_as`` is an earlier argument that is passed again.
+    """A tensor argument.
 
-    ``is_on_host`` marks a 0-dim CPU tensor beside CUDA tensors.
+    ``start`` says where its storage's values begin; ``same_as`` is an earlier argument that is passed again, ``beside`` one in whose
+    storage this one lies as well. ``is_on_host`` marks a 0-dim CPU tensor beside CUDA tensors.
     """
 
     dtype: torch.dtype
     layout: Layout
     start: int
     same_as: int | None = None
+    beside: int | None = None
     is_on_host: bool = False
+
+    @property
+    def owns_storage(self) -> bool:
+        """Whether its storage is made for it."""
+        return self.same_as is None and self.beside is None
 
 
 @dataclass(frozen=True)
@@ -115,14 +126,15 @@ class Case:
     program: Program
     operands: tuple[Operand, ...]
     numbers: tuple[float | int, ...]
-    out: Literal["none", "fresh", "converted", "in place"]
+    out: Outs
     fault: Fault | None
 
     def __str__(self) -> str:
         lines = [f"{self.program.text}  # {self.program.name}, numerics={self.program.numerics!r}, oracle {self.program.oracle}"]
         for name, operand in zip("abcd", self.operands, strict=False):
             what = f"{name} = {'abcd'[operand.same_as]}" if operand.same_as is not None else f"{name}: {operand.dtype} {operand.layout}"
-            lines.append(what + " on the host" * operand.is_on_host)
+            where = f", in the storage of {'abcd'[operand.beside]}" if operand.beside is not None else ""
+            lines.append(what + where + ", on the host" * operand.is_on_host)
         lines += [f"{name} = {value!r}" for name, value in zip(self.program.numbers, self.numbers, strict=True)]
         return "\n".join((*lines, f"out: {self.out}" + (f", fault: {self.fault}" if self.fault else "")))
 
@@ -145,19 +157,23 @@ def draw_case(seed: int, max_elements: int) -> Case:
         if fault == "shapes" and position == len(program.dtypes) - 1:
             changed = rng.randrange(len(base)) if base else -1
             shape = tuple(size + (dim == changed and size > 1) for dim, size in enumerate(base))
-        twins = [i for i, other in enumerate(operands) if other.dtype == dtype and other.layout.shape == shape and other.same_as is None]
+        twins = [i for i, other in enumerate(operands) if other.dtype == dtype and other.layout.shape == shape and other.owns_storage]
         if twins and rng.random() < 0.05:
             operands.append(Operand(dtype, operands[twins[0]].layout, operands[twins[0]].start, twins[0]))
             continue
         kinds = ("transposed",) if is_turned and position == 0 else ALONG if is_turned else INPUT_LAYOUTS
         layout = _draw_fitting(rng, rng.choice(kinds), shape, SLACK * max_elements, is_input=True)
-        operands.append(Operand(dtype, layout, rng.randrange(MAX_START), None, not shape and rng.random() < 0.3))
+        hosts = [i for i, o in enumerate(operands) if o.dtype == dtype and o.layout.num_elements >= layout.num_elements and o.owns_storage]
+        beside = rng.choice(hosts) if hosts and rng.random() < 0.1 else None
+        is_on_host = program.takes_numbers and not shape and beside is None and rng.random() < 0.3
+        operands.append(Operand(dtype, layout, rng.randrange(MAX_START), None, beside, is_on_host))
     if all(operand.is_on_host for operand in operands):
-        operands = [Operand(o.dtype, o.layout, o.start, o.same_as) for o in operands]
+        operands = [replace(operand, is_on_host=False) for operand in operands]
     numbers = tuple(
         rng.choice((0.5, -1.25, 3.0, -0.0, math.inf, math.nan)) if name == "s" else rng.choice((0, 1, -3, 7)) for name in program.numbers
     )
-    out = rng.choices(("none", "fresh", "converted", "in place"), (1, 5, 2, 1) if is_turned and len(operands) == 1 else (8, 5, 2, 3))[0]
+    kinds_of_out: tuple[Outs, ...] = ("none", "fresh", "converted", "in place")
+    out = rng.choices(kinds_of_out, (1, 5, 2, 1) if is_turned and len(operands) == 1 else (8, 5, 2, 3))[0]
     return Case(seed, program, tuple(operands), numbers, "fresh" if fault and fault != "shapes" else out, fault)
 
 
@@ -274,7 +290,8 @@ def draw_out(case: Case, results: list[torch.Tensor], max_elements: int) -> tupl
             if operand.layout.shape == shape
             and torch.can_cast(dtype, operand.dtype)
             and (case.program.oracle != "double" or operand.dtype == dtype)
-            and operand.same_as is None
+            and operand.owns_storage
+            and not any(other.beside is not None for other in case.operands)
             and not _overlaps(operand.layout)
             and not operand.is_on_host
             and position not in [out.argument for out in outs]
@@ -286,7 +303,7 @@ def draw_out(case: Case, results: list[torch.Tensor], max_elements: int) -> tupl
         shifted = [
             position
             for position, operand in enumerate(case.operands)
-            if case.fault == "partial overlap" and operand.layout.kind == "offset" and operand.layout.offset and operand.same_as is None
+            if case.fault == "partial overlap" and operand.layout.kind == "offset" and operand.layout.offset and operand.owns_storage
             if operand.layout.shape == shape and operand.dtype == dtype and result.numel() > 1 and not outs
         ]
         if shifted:
@@ -330,12 +347,12 @@ def _values(dtype: torch.dtype, device: str, count: int, *, tame: bool = False) 
     real = torch.randn(count, generator=generator, dtype=torch.float64)
     if tame:
         return (real * 2).clamp(-2.5, 2.5).to(dtype).to(device)
-    info = torch.finfo(dtype)
+    limits = torch.finfo(dtype)
     spread = real * 2.0 ** torch.randint(-12, 12, (count,), generator=generator)
     mixed = torch.where(kind < 8, small.double() / 2, torch.where(kind < 14, real, spread)).to(dtype)
-    specials = (math.nan, math.inf, -math.inf, -0.0, 0.0, info.max, info.min, info.tiny, info.tiny / 4, -info.tiny / 2)
-    for number, special in enumerate(specials):
-        mixed[kind == 23 - number] = special
+    specials = (math.nan, math.inf, -math.inf, -0.0, 0.0, limits.max, limits.min, limits.tiny, limits.tiny / 4, -limits.tiny / 2)
+    for number, value in enumerate(specials):
+        mixed[kind == 23 - number] = value
     return mixed.to(device)
 
 
@@ -354,6 +371,9 @@ def make_operands(case: Case, device: str, max_elements: int) -> tuple[list[Any]
     for operand in case.operands:
         if operand.same_as is not None:
             tensor, store = tensors[operand.same_as], stores[operand.same_as]
+        elif operand.beside is not None:
+            store = stores[operand.beside]
+            tensor = store.as_strided(operand.layout.shape, operand.layout.strides, operand.layout.offset)
         else:
             tensor, store = make_tensor(operand, "cpu" if operand.is_on_host else device, max_elements, tame=tame)
         tensors.append(tensor)

@@ -177,7 +177,7 @@ class Session:
         """Arguments that are no outputs keep every byte."""
         tame = case.program.oracle == "double"
         for position, (operand, store) in enumerate(zip(case.operands, stores, strict=True)):
-            if operand.same_as is None and position not in written:
+            if operand.owns_storage and position not in written:
                 _, fresh = make_tensor(operand, store.device.type, self.max_elements, tame=tame)
                 if not torch.equal(_as_bytes(store), _as_bytes(fresh)):
                     raise Mismatch(f"argument {'abcd'[position]} was changed")

@@ -44,7 +44,7 @@ class Program:
     ``ulps`` is what the ``double`` oracle allows, in units in the last place of the result. ``zeros_differ`` is false where torch itself
     does not define which of 0 and -0 is returned. ``known_strides`` marks programs whose results may have other strides than eager's:
     a concatenation keeps the memory format that its parts share, and an in-place method the strides of its tensor; ``replay`` gives
-    both those of a new tensor.
+    both those of a new tensor. ``takes_numbers``: 0-dim CPU tensors may stand beside CUDA tensors, as every result depends on all operands.
     """
 
     name: str
@@ -56,6 +56,7 @@ class Program:
     ulps: int = 0
     zeros_differ: bool = True
     known_strides: bool = False
+    takes_numbers: bool = False
 
     @property
     def numbers(self) -> tuple[str, ...]:
@@ -82,17 +83,17 @@ _MIXED = ((bf16, f32), (f32, f16), (i8, f16), (i32, i64), (b1, f32), (u8, i8), (
 _ROTATE = "torch.cat((-a.chunk(2, dim=-1)[1], a.chunk(2, dim=-1)[0]), dim=-1)"
 
 _USEFUL: tuple[tuple[str, str, Sequence[tuple[torch.dtype, ...]], dict[str, Any]], ...] = (
-    ("add", "lambda a, b: a + b", (*_SAME, *_MIXED), {}),
+    ("add", "lambda a, b: a + b", (*_SAME, *_MIXED), {"takes_numbers": True}),
     ("negate", "lambda a: -a", ((u8,), (bf16,), (f64,)), {}),
     ("choose", "lambda a, b, c: torch.where(a, b, c)", ((b1, bf16, bf16), (b1, f32, f16), (b1, i64, f32)), {}),
-    ("affine", "lambda a, b, c: a * b + c", ((bf16,) * 3, (i8, f32, bf16)), {}),
-    ("affine_rounded", "lambda a, b, c: a * b + c", ((f16, bf16, f16),), {"numerics": "eager"}),
+    ("affine", "lambda a, b, c: a * b + c", ((bf16,) * 3, (i8, f32, bf16)), {"takes_numbers": True}),
+    ("affine_rounded", "lambda a, b, c: a * b + c", ((f16, bf16, f16),), {"takes_numbers": True, "numerics": "eager"}),
     ("scaled", "lambda a, s, n: a * s + n", ((bf16,), (f64,), (i16,)), {}),
-    ("compare", "lambda a, b: (a < b) | (a == 0)", ((bf16, bf16), (f32, i8)), {}),
-    ("bits", "lambda a, b: (a & b) ^ ~(a | b)", ((u8, u8), (i8, i16), (b1, b1)), {}),
-    ("divide", "lambda a, b: a / (b.abs() + 1)", ((f32, f32), (i32, f64)), {}),
+    ("compare", "lambda a, b: (a < b) | (a == 0)", ((bf16, bf16), (f32, i8)), {"takes_numbers": True}),
+    ("bits", "lambda a, b: (a & b) ^ ~(a | b)", ((u8, u8), (i8, i16), (b1, b1)), {"takes_numbers": True}),
+    ("divide", "lambda a, b: a / (b.abs() + 1)", ((f32, f32), (i32, f64)), {"takes_numbers": True}),
     ("relu", "lambda a: F.relu(a)", ((i8,), (bf16,)), {"zeros_differ": False}),
-    ("larger", "lambda a, b: torch.maximum(a, b)", ((u8, u8), (f32, i32)), {"zeros_differ": False}),
+    ("larger", "lambda a, b: torch.maximum(a, b)", ((u8, u8), (f32, i32)), {"takes_numbers": True, "zeros_differ": False}),
     ("clamped", "lambda a: a.clamp(-2, 3)", ((i8,), (f16,)), {}),
     ("swiglu", "lambda a, b: F.silu(a) * b", ((bf16, bf16), (f16, f16)), {"oracle": "double", "ulps": 1}),
     ("swiglu", "lambda a, b: F.silu(a) * b", ((f32, f32),), {"oracle": "double", "ulps": 16}),
@@ -131,8 +132,8 @@ _USEFUL: tuple[tuple[str, str, Sequence[tuple[torch.dtype, ...]], dict[str, Any]
     ("outer", "lambda a, b: a[..., None] * b[..., None, :]", ((f32, bf16), (i8, i8)), {"shapes": "outer"}),
     ("heads", "lambda a: a.unflatten(-1, (3, -1)).transpose(-1, -2) * 2", ((bf16,), (f32,)), {"shapes": "heads"}),
     # ---- in place on an intermediate, one value several times
-    ("accumulate", "lambda a, b: (a + b).mul_(2).sub_(a)", ((f32, f32), (bf16, bf16)), {"known_strides": True}),
-    ("repeated", "lambda a, b: (a * b) * (a * b) + a", ((f16, f16), (i32, i32)), {}),
+    ("accumulate", "lambda a, b: (a + b).mul_(2).sub_(a)", ((f32, f32), (bf16, bf16)), {"takes_numbers": True, "known_strides": True}),
+    ("repeated", "lambda a, b: (a * b) * (a * b) + a", ((f16, f16), (i32, i32)), {"takes_numbers": True}),
     # ---- what torch refuses
     ("refused", "lambda a, b: a - b", ((b1, b1), (b1, i8)), {}),
     ("shifted", "lambda a, b: a << (b & 3)", ((i8, i8), (i64, i32), (f32, i32)), {}),
@@ -193,7 +194,7 @@ def _tree(rng: random.Random, leaves: dict[str, Kind], uses: dict[str, int], wan
     if draw < 0.12:
         return f"torch.where({branch('bool')}, {branch(want)}, {branch(want)})"
     if want == "bool" and draw < 0.6:
-        kind = rng.choice([kind for kind in leaves.values() if kind != "bool"] or ["bool"])
+        kind: Kind = rng.choice([kind for kind in leaves.values() if kind != "bool"] or ["bool"])
         return rng.choice(_COMPARE).format(branch(kind), branch(kind))
     if want == "float" and draw < 0.24:
         return rng.choice(_CASTS).format(branch("float"))
@@ -208,9 +209,9 @@ def _tree(rng: random.Random, leaves: dict[str, Kind], uses: dict[str, int], wan
 def _trees() -> list[Program]:
     """The first trees that torch computes, and as tensors of their own."""
     programs: list[Program] = []
-    for number in itertools.count():
-        if len(programs) == NUM_TREES:
-            return programs
+    numbers = itertools.count()
+    while len(programs) < NUM_TREES:
+        number = next(numbers)
         rng = random.Random(f"tree {number}")
         dtypes = tuple(rng.choice((bf16, f16, f32, f64, i8, i16, i32, i64, u8, b1)) for _ in range(rng.choice((1, 2, 2, 3))))
         leaves = {name: _kind(dtype) for name, dtype in zip("abc", dtypes, strict=False)}
@@ -220,6 +221,7 @@ def _trees() -> list[Program]:
         program = Program(f"tree{number}", f"lambda {', '.join(leaves)}: {value}", dtypes, "eager", "eager")
         if _is_computed(program):
             programs.append(program)
+    return programs
 
 
 def _is_computed(program: Program) -> bool:

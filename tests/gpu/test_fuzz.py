@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from tests.fuzz import check
 from tests.fuzz.jobs import run_share
 from wideload import execute
+from wideload.emit.kernel import emit_kernel
+from wideload.lower import Program
+from wideload.plan import Variant
 
 pytestmark = pytest.mark.gpu
 
@@ -54,9 +57,8 @@ def test_kernels_of_fresh_seeds() -> None:
     ],
 )
 def test_a_fault_in_the_text_of_a_family_is_found(monkeypatch: pytest.MonkeyPatch, family: str, pattern: str, fault: str) -> None:
-    def emit(*args: object) -> str:
-        return re.sub(pattern, fault, right(*args))
+    def emit(program: Program, variant: Variant) -> str:
+        return re.sub(pattern, fault, emit_kernel(program, variant))
 
-    right: Callable[..., str] = execute.emit_kernel
     monkeypatch.setattr(execute, "emit_kernel", emit)
     assert run_share("cuda", 0, 20, family=family, max_mismatches=1).mismatches == 1
