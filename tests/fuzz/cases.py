@@ -57,7 +57,7 @@ SIZES = (
 )
 """Primes, and both sides of vectors (4 to 16 elements), blocks (512, 1024 elements) and tiles (16 to 128)."""
 
-PLANE_SIZES = (15, 16, 31, 32, 33, 40, 63, 64, 65, 72, 96, 127, 128, 129)
+PLANE_SIZES = (15, 16, 31, 32, 33, 40, 63, 64, 65, 72, 96, 127, 128, 129, 200, 255, 257, 500, 1000)
 """Of two dims that a transposed operand turns: both sides of half tiles and tiles."""
 
 MAX_DIMS = 5
@@ -198,7 +198,9 @@ def _draw_shape(rng: random.Random, program: Program, max_elements: int) -> tupl
 
 def _draw_plane(rng: random.Random, program: Program, max_elements: int) -> tuple[int, ...]:
     """Two last sizes around tiles, and sometimes another dim before them."""
-    last = [rng.choice([size for size in PLANE_SIZES if size * size <= max_elements]) for _ in range(2)]
+    last = [rng.choice([size for size in PLANE_SIZES if size * PLANE_SIZES[0] <= max_elements])]
+    last.append(rng.choice([size for size in PLANE_SIZES if size * last[0] <= max_elements]))
+    rng.shuffle(last)
     room = max_elements // (last[0] * last[1])
     return _fitted(rng, program, [rng.randint(1, min(room, 4)), *last] if rng.random() < 0.3 else last)
 
