@@ -159,12 +159,16 @@ def draw_case(seed: int, max_elements: int) -> Case:
             shape = tuple(size + (dim == changed and size > 1) for dim, size in enumerate(base))
         twins = [i for i, other in enumerate(operands) if other.dtype == dtype and other.layout.shape == shape and other.owns_storage]
         if twins and rng.random() < 0.05:
-            operands.append(Operand(dtype, operands[twins[0]].layout, operands[twins[0]].start, twins[0]))
+            operands.append(replace(operands[twins[0]], same_as=twins[0]))
             continue
         kinds = ("transposed",) if is_turned and position == 0 else ALONG if is_turned else INPUT_LAYOUTS
         layout = _draw_fitting(rng, rng.choice(kinds), shape, SLACK * max_elements, is_input=True)
-        hosts = [i for i, o in enumerate(operands) if o.dtype == dtype and o.layout.num_elements >= layout.num_elements and o.owns_storage]
-        beside = rng.choice(hosts) if hosts and rng.random() < 0.1 else None
+        roomy = [
+            i
+            for i, other in enumerate(operands)
+            if other.dtype == dtype and other.layout.num_elements >= layout.num_elements and other.owns_storage and not other.is_on_host
+        ]
+        beside = rng.choice(roomy) if roomy and rng.random() < 0.1 else None
         is_on_host = program.takes_numbers and not shape and beside is None and rng.random() < 0.3
         operands.append(Operand(dtype, layout, rng.randrange(MAX_START), None, beside, is_on_host))
     if all(operand.is_on_host for operand in operands):

@@ -67,6 +67,10 @@ def run_share(
             except Mismatch as mismatch:
                 share.mismatches += 1
                 share.reports += [str(mismatch)] if share.mismatches <= MAX_REPORTS else []
+            except Exception as error:  # such as a fault of the device, after which nothing runs
+                share.mismatches += 1
+                share.reports.append(f"{type(error).__name__}: {error}\nreproduce: {session.command(number)}")
+                break
         if now >= next_report:
             report(_counted(session, share))
             next_report = now + REPORT_S
