@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wideload.cache import find_cubin
 from wideload.emit.kernel import emit_kernel
+from wideload.errors import CompileError
 from wideload.expr import Expr
 from wideload.nvrtc import Cubin, compile_ptx
 from wideload.plan import KernelPlan
 from wideload.sass import disassemble
+
+if TYPE_CHECKING:
+    from wideload.analyze.explain import BuiltKernel
 
 __all__ = ["Plan", "PlannedKernel"]
 
@@ -50,6 +54,17 @@ class PlannedKernel:
     def sass(self) -> str:
         """The disassembled cubin."""
         return disassemble(self.compiled.code)
+
+    def build(self) -> BuiltKernel:
+        """The kernel as far as it can be compiled and disassembled here, for `wideload.analyze.explain`."""
+        from wideload.analyze.explain import BuiltKernel
+
+        cubin = None
+        try:
+            cubin = self.compiled
+            return BuiltKernel(self.plan, self.source, cubin, disassemble(cubin.code, lineinfo=True))
+        except CompileError as error:
+            return BuiltKernel(self.plan, self.source, cubin, missing=str(error))
 
 
 class Plan:
