@@ -13,10 +13,10 @@ from wideload.sass import Instruction, memory_accesses, parse_sass
 
 __all__ = ["UNITS", "Unit", "boost_clock_mhz", "count_units", "main_instructions", "unit_of", "unit_rates", "unit_time_us"]
 
-Unit = Literal["special", "fp32", "fp64", "integer", "memory", "issue"]
+Unit = Literal["special", "fp32", "fp64", "integer", "load_store", "issue"]
 """``special``: exponentials, reciprocals, sines, conversions between integers and floats. ``fp32``: add, multiply, fused multiply-add,
 of halves too, and integer multiply-add, which shares their pipe. ``integer``: all else that computes: integers, logic, comparisons,
-selections, packing, moves. ``memory``: loads and stores. ``issue``: every instruction, by the four schedulers."""
+selections, packing, moves. ``load_store``: loads and stores. ``issue``: every instruction, by the four schedulers."""
 
 UNITS: tuple[Unit, ...] = get_args(Unit)
 
@@ -34,7 +34,7 @@ def unit_of(opcode: str) -> Unit | None:
     """Return the unit that executes an instruction; None of control flow and of the uniform datapath, which are only issued.
 
     >>> unit_of("MUFU.EX2"), unit_of("FFMA.FTZ"), unit_of("LDG.E.128.CONSTANT"), unit_of("ULDC.64"), unit_of("ISETP.GE.AND")
-    ('special', 'fp32', 'memory', None, 'integer')
+    ('special', 'fp32', 'load_store', None, 'integer')
     """
     operation = opcode.split(".")[0]
     if operation in _SPECIAL:
@@ -44,7 +44,7 @@ def unit_of(opcode: str) -> Unit | None:
     if operation in _FP64:
         return "fp64"
     if any(access.space != "constant" for access in memory_accesses((Instruction(opcode, "", 0),))):
-        return "memory"
+        return "load_store"
     # The uniform datapath has a U before the opcode of the vector one; UMOV, ULDC, UIADD3, ...
     return None if operation in _CONTROL or operation.startswith("U") else "integer"
 
@@ -64,7 +64,7 @@ def unit_rates(compute_capability: tuple[int, int]) -> dict[Unit, int]:
         "fp32": 64 if compute_capability <= (8, 0) else 128,
         "fp64": (32 if compute_capability == (8, 0) else 64) if has_wide_fp64 else 2,
         "integer": 64,
-        "memory": 16 if compute_capability < (8, 0) else 32,
+        "load_store": 16 if compute_capability < (8, 0) else 32,
         "issue": _LANES * _SCHEDULERS,
     }
 

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 from wideload.analyze.aten import PATHS, AtenKernel, Place, eager_kernels, spans_by_storage
 from wideload.analyze.budget import Unit, boost_clock_mhz, count_units, main_instructions, unit_rates, unit_time_us
@@ -30,6 +30,7 @@ from wideload.sass import Instruction, memory_accesses
 
 __all__ = [
     "ACHIEVABLE_SHARE",
+    "LIMITS",
     "AccessCount",
     "BuiltKernel",
     "EagerCost",
@@ -37,10 +38,19 @@ __all__ = [
     "ExplainedOperand",
     "Explanation",
     "GpuFigures",
+    "Limit",
     "Place",
     "Verdict",
     "explain_call",
 ]
+
+Limit = (
+    Literal["launch", "small_grid", "sectors", "uncoalesced", "narrow", "in_flight", "tail", "spills", "unexplained", "memory", "empty"]
+    | Unit
+)
+"""What can hold a call back; docs/explain.md says what each means."""
+
+LIMITS: tuple[Limit, ...] = tuple(limit for part in get_args(Limit) for limit in get_args(part))
 
 ACHIEVABLE_SHARE = 0.906
 """Of nominal bandwidth: the best kernels for 2 reads and 1 write on an H200, 4.36 of 4.8 TB/s (a copy: 0.88). Others are assumed alike."""
@@ -160,7 +170,7 @@ class EagerCost:
 class Verdict:
     """One limit: by how much it holds the call back (a factor of time, at most), what was found, and what to try next."""
 
-    limit: str
+    limit: Limit
     effect: Figure
     finding: str
     next_step: str
@@ -556,7 +566,7 @@ _UNITS: dict[Unit, tuple[str, str]] = {
     "fp32": ("Bound by fp32 arithmetic", "Use fewer operations an element: fast_math=True, or a formula of lower degree."),
     "fp64": ("Bound by fp64 arithmetic", "Compute in fp32, if its precision is enough."),
     "integer": ("Bound by integer and logic instructions", "Use fewer conversions, comparisons and integer operations an element."),
-    "memory": ("Bound by the issue of loads and stores", "Use wider accesses: fewer instructions for as many bytes."),
+    "load_store": ("Bound by the issue of loads and stores", "Use wider accesses: fewer instructions for as many bytes."),
     "issue": ("Bound by the issue of instructions", "Use fewer operations an element: fast_math=True, or a cheaper formula."),
 }
 """What is found, and what to try next."""
@@ -598,7 +608,7 @@ def _judge_requests(explanation: Explanation, kernel: ExplainedKernel) -> list[V
     if not scattered:
         return []
     extra = sum(o.minimal.value / o.warp_efficiency.value - o.moved.value for o in scattered)
-    names = ", ".join(f"{o.warp_sectors.value:.0f} sectors of {o.name} and uses {o.warp_efficiency.value:.0%} of them" for o in scattered)
+    names = ", ".join(f"{_sectors(o)} of {o.name} and uses {o.warp_efficiency.value:.0%} of them" for o in scattered)
     text = f"Uncoalesced: one access of a warp touches {names}"
     step = "Let the result run along the same dim as that operand (out= with its strides), or copy it once with .contiguous()."
     effect = computed(1 + extra / sum(o.moved.value for o in own), "x", "sectors by access / distinct sectors: if no cache held them")
@@ -744,10 +754,14 @@ def _sections(e: Explanation) -> list[tuple[str, list[_Row]]]:
 
 
 def _operand_row(o: ExplainedOperand) -> _Row:
-    warp = f"a warp's access: {o.warp_sectors.value:.0f} sectors, {o.warp_efficiency.value:.0%} used"
+    warp = f"a warp's access: {_sectors(o)}, {o.warp_efficiency.value:.0%} used"
     strides = "" if is_row_major(o.shape, o.strides) else f" strides {list(o.strides)}"
     name = f"{o.name}, {o.role}: {o.dtype}{list(o.shape)}{strides}"
     return name, _text(o.minimal), "B", o.minimal.kind, f"{o.efficiency.value:.1%} of its sectors; {o.access}; {warp}"
+
+
+def _sectors(o: ExplainedOperand) -> str:
+    return f"{o.warp_sectors.value:.0f} sector{'s' * (o.warp_sectors.value != 1)}"
 
 
 def _aten_row(kernel: AtenKernel) -> _Row:
@@ -782,5 +796,5 @@ def _kernel_rows(kernel: ExplainedKernel) -> list[_Row]:
         source = f"{time.value:.1f} us {time.kind}: {time.source}" if time else count.source
         if not count.value:
             continue
-        rows.append((f"{unit} instructions", _text(count), count.unit, count.kind, source))
+        rows.append((f"{unit.replace('_', '/')} instructions", _text(count), count.unit, count.kind, source))
     return rows
