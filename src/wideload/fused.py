@@ -162,7 +162,7 @@ class FusedFunction:
         return self._run(call, functools.partial(self._plan_call, call, arch, out))
 
     def _plan_call(self, call: _Call, arch: str, out: Any, _: Any, traced: Traced) -> Plan:
-        layouts = self._layouts(call, traced)
+        layouts = self._layouts(call, traced, "cuda")
         outputs, _, is_in_place = self._planned_outputs(call, traced, layouts, out)
         kernels = self._plan(call, traced, layouts, outputs, is_in_place)
         return Plan(self.__name__, arch, traced.expr, kernels)
@@ -208,7 +208,7 @@ class FusedFunction:
     def _explain_call(self, call: _Call, figures: GpuFigures, time_us: float | None, out: Any, _: Any, traced: Traced) -> Explanation:
         from wideload.analyze.explain import Place, explain_call
 
-        layouts = self._layouts(call, traced)
+        layouts = self._layouts(call, traced, "cuda")
         outputs, outs, is_in_place = self._planned_outputs(call, traced, layouts, out)
         plan = Plan(self.__name__, figures.target.arch, traced.expr, self._plan(call, traced, layouts, outputs, is_in_place))
         places = [Place(*_address(tensor), on_host=tensor.device != call.device) for tensor in call.tensors]
@@ -360,9 +360,9 @@ class FusedFunction:
                 raise
         return use(key, traced)
 
-    def _layouts(self, call: _Call, traced: Traced) -> tuple[NodeLayout, ...]:
-        """Shape and strides of every node, as eager gives them."""
-        return replay_layout(traced.expr, [NodeLayout(tuple(t.shape), t.stride()) for t in call.tensors], call.device.type)
+    def _layouts(self, call: _Call, traced: Traced, device_type: str | None = None) -> tuple[NodeLayout, ...]:
+        """Shape and strides of every node, as eager gives them: where the tensors are, or on another type of device."""
+        return replay_layout(traced.expr, [NodeLayout(tuple(t.shape), t.stride()) for t in call.tensors], device_type or call.device.type)
 
     def _plan(
         self, call: _Call, traced: Traced, layouts: Sequence[NodeLayout], outputs: list[Output], is_in_place: bool

@@ -99,6 +99,15 @@ def test_real_tensors_share_memory_by_address() -> None:
     assert explain(lambda a, b: a + b, x[:N], x[:N].clone()).bytes_read.value == 8 * N
 
 
+def test_tensors_on_the_cpu_stand_for_tensors_on_the_gpu() -> None:
+    # On the CPU, add converts the expanded operand first, and its copy decides the result's strides; on CUDA the other operand does.
+    def strides(device: str) -> list[tuple[int, ...]]:
+        x, y = torch.ones(1, 5, dtype=bf16, device=device).expand(4, 5), torch.ones(5, 4, device=device).t()
+        return [operand.strides for operand in explain(lambda a, b: a + b, x, y).operands]
+
+    assert strides("cpu") == strides("meta") == [(0, 1), (1, 4), (1, 4)]
+
+
 def test_into_memory_that_exists() -> None:
     x, y = meta(N), meta(N, dtype=f32)
     wide = explain(lambda a: a * 2, x, out=y)

@@ -117,16 +117,15 @@ def _cover(spans: Iterable[Span], unit: int) -> Cover:
 def _merged(spans: Iterable[Span]) -> list[Span]:
     """Spans that are one, as far as it can be seen in pairs."""
     left = list(dict.fromkeys(spans))
-    merged = True
-    while merged:
-        merged = False
-        for a, b in itertools.combinations(sorted(left, key=lambda span: (span.address_bytes, span.end_bytes)), 2):
-            whole = _join(a, b)
-            if whole is not None:
-                left = [*(span for span in left if span not in (a, b)), whole]
-                merged = True
-                break
-    return left
+    while True:
+        kept: list[Span] = []
+        for span in sorted(left, key=lambda span: (span.address_bytes, span.end_bytes)):
+            joined = ((position, whole) for position, other in enumerate(kept) if (whole := _join(other, span)) is not None)
+            position, whole = next(joined, (len(kept), span))
+            kept[position : position + 1] = [whole]
+        if len(kept) == len(left):
+            return kept
+        left = kept
 
 
 def _join(a: Span, b: Span) -> Span | None:
