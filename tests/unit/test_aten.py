@@ -101,6 +101,10 @@ def test_where_converts_first() -> None:
     assert [(k.op, k.nbytes) for k in kernels] == [("gt", 3 * N), ("to", 6 * N), ("where", (1 + 4 + 4 + 4) * N)]
 
 
+def test_a_constant_reads_nothing() -> None:
+    assert [(k.bytes_read, k.bytes_written) for k in eager(lambda x: torch.ones_like(x), meta(N))] == [(0, 2 * N)]
+
+
 def test_views_launch_nothing_and_cat_copies() -> None:
     kernels = eager(lambda x: torch.cat([x[:, :8] + 1, x[:, 8:]], 1), meta(N, 16))
     assert [(k.op, k.bytes_read, k.bytes_written) for k in kernels] == [("add", 16 * N, 16 * N), ("cat", 32 * N, 32 * N)]

@@ -237,6 +237,12 @@ def test_a_warps_accesses_by_hand() -> None:
         assert (first.warp_sectors.value, first.warp_efficiency.value) == (sectors, efficiency)
 
 
+def test_one_element_for_all_touches_one_sector() -> None:
+    for fn, args in ((lambda x, y: x + y, (meta(N), meta())), (lambda x, y: x + y, (meta(1024, 1024), meta(1024, 1)))):
+        second = explain(fn, *args).operands[1]
+        assert (second.access, second.warp_sectors.value, second.warp_efficiency.value) in (("uniform", 1, 1 / 16), ("row", 1, 1 / 16))
+
+
 def test_an_operand_that_runs_across_is_uncoalesced() -> None:
     # Three dims reversed: too short for a tile (8 columns), so each lane has a sector of its own, 2 of 32 bytes used.
     explanation = explain(lambda x, y: x + y, meta(64, 1024, 4).permute(2, 1, 0), meta(4, 1024, 64)[:, :, ::1])
@@ -274,6 +280,16 @@ def test_a_small_call() -> None:
     assert verdict(explanation, "launch").effect.value == pytest.approx(1 + 1.1 / memory_us)
     # 4 blocks of 128 threads with 32 bytes each, where two thirds of 48 KiB an SM are wanted.
     assert verdict(explanation, "small_grid").effect.value == pytest.approx(32 * 1024 / (32 * 128 * 4 / H200_SMS))
+
+
+def test_a_tail() -> None:
+    # Full SMs hold 16 blocks of 128 threads: 2112 blocks a wave of the GPU. 1.25 waves of 8 elements a thread.
+    blocks = 2112 * 5 // 4
+    explanation = explain(lambda x, y: x + y, meta(blocks * 1024), meta(blocks * 1024))
+    assert explanation.kernels[0].waves is not None
+    assert explanation.kernels[0].waves.value == 1.25
+    assert verdict(explanation, "tail").effect.value == 2 / 1.25
+    assert "the last 25% full" in verdict(explanation, "tail").finding
 
 
 def test_wasted_sectors() -> None:
