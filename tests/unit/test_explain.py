@@ -220,6 +220,14 @@ def test_the_articles_example_shows_both_byte_counts() -> None:
     assert (again.eager.bytes_per_element.value, again.bytes_per_element.value) == (14, 6)
 
 
+def test_kernels_of_one_name_are_told_apart() -> None:
+    explanation = explain(lambda x, y: (x * 2, y * 2), meta(2**28), meta(64))
+    assert [kernel.name for kernel in explanation.kernels] == ["lambda_dense", "lambda_dense"]
+    assert [(o.kernel, o.minimal.value) for o in explanation.operands] == [(0, 2**29), (0, 2**29), (1, 128), (1, 128)]
+    # The small kernel is idle most of its short time, which the call hardly notices.
+    assert limits(explanation) == ["memory"]
+
+
 # ---- a warp's accesses
 
 
@@ -304,6 +312,28 @@ def test_narrow_accesses_and_too_few_in_flight() -> None:
     assert {"in_flight", "sectors"} <= set(limits(explanation))
     # 4 elements of 2 bytes by 2048 threads, and half of the bytes are reads: 16 of 24 KiB.
     assert verdict(explanation, "in_flight").effect.value == pytest.approx(24 / 16)
+
+
+def test_a_narrow_dtype_beside_a_wide_one_is_as_planned() -> None:
+    # 16 bytes of float64 are 2 elements: 2 bytes of int8 an access, which no layout could widen.
+    explanation = explain(lambda x, y: x + y, meta(2**28, dtype=torch.float64), meta(2**28, dtype=i8))
+    assert {a.width_bits for a in explanation.kernels[0].accesses} == {128, 16}
+    assert "narrow" not in limits(explanation)
+
+
+def test_stores_that_the_compiler_split_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    build = planned.PlannedKernel.build
+
+    def split(self: planned.PlannedKernel) -> BuiltKernel:
+        built = build(self)
+        assert built.sass is not None
+        return dataclasses.replace(built, sass=built.sass.replace("STG.E.128 ", "STG.E "))
+
+    monkeypatch.setattr(planned.PlannedKernel, "build", split)
+    found = verdict(explain(lambda x: x * 2, meta(2**28)), "narrow")
+    # 4 of 20 bytes are stored, by an access of 4.
+    assert found.effect.value == pytest.approx(1 + 4 / 20 * 0.3)
+    assert "the compiler split them for sm_90" in str(found)
 
 
 def test_limits_stand_in_the_order_of_their_effect() -> None:

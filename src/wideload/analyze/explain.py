@@ -97,9 +97,12 @@ class BuiltKernel:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedOperand:
-    """One operand of one kernel. ``moved`` are whole sectors; ``warp_sectors`` are those that one access of one warp touches."""
+    """One operand of kernel number ``kernel``.
 
-    kernel: str
+    ``moved`` are whole sectors; ``warp_sectors`` are those that one access of the first warp touches.
+    """
+
+    kernel: int
     name: str
     role: str
     dtype: str
@@ -283,6 +286,8 @@ def explain_call(
     achievable = figures.ceiling(read.nbytes, written.nbytes) if figures.ceiling and minimal.nbytes else None
     if achievable is None and nominal is not None:
         achievable = assumed(nominal.value * ACHIEVABLE_SHARE, "GB/s", f"{ACHIEVABLE_SHARE} of nominal, as measured on an H200")
+    # What follows from an assumption is one; the least time is defined by the nominal bandwidth, and needs none.
+    achieved: Kind = "assumed" if achievable is None or achievable.kind == "assumed" else "computed"
     read_share = read.nbytes / minimal.nbytes if minimal.nbytes else 0.0
     explanation = Explanation(
         function=function,
@@ -297,10 +302,12 @@ def explain_call(
         bytes_per_element=computed(minimal.nbytes / num_elements if num_elements else 0.0, "B/element", "minimal bytes / elements"),
         nominal_bandwidth=nominal,
         achievable_bandwidth=achievable,
-        least_time=_time(minimal.nbytes, nominal, "minimal bytes / nominal bandwidth"),
-        achievable_time=_time(minimal.nbytes, achievable, "minimal bytes / achievable bandwidth"),
+        least_time=_time(minimal.nbytes, nominal, "computed", "minimal bytes / nominal bandwidth"),
+        achievable_time=_time(minimal.nbytes, achievable, achieved, "minimal bytes / achievable bandwidth"),
         measured_time=None if measured_us is None else Figure(measured_us, "us", "measured", "wl.bench: median, cold L2"),
-        operands=tuple(operand for kernel in kernels for operand in _explain_operands(kernel.plan, places, out_places)),
+        operands=tuple(
+            operand for position, kernel in enumerate(kernels) for operand in _explain_operands(position, kernel.plan, places, out_places)
+        ),
         kernels=tuple(_explain_kernel(kernel, figures, nominal) for kernel in kernels),
         eager=_eager_cost(expr, layouts, places, target.arch, num_elements, achievable),
         verdicts=(),
@@ -337,18 +344,14 @@ def _bytes(cover: Cover, source: str) -> Figure:
     return computed(cover.nbytes, "B", source if cover.is_exact else f"{source}; an upper bound: operands overlap in too many pieces")
 
 
-def _time(nbytes: int, bandwidth: Figure | None, source: str) -> Figure | None:
-    """What follows from an assumed bandwidth is as good as that; nominal bandwidth is what a least time is defined by."""
-    if bandwidth is None:
-        return None
-    kind: Kind = "computed" if "nominal" in source or bandwidth.kind != "assumed" else "assumed"
-    return Figure(nbytes / (bandwidth.value * _US_BYTES), "us", kind, source)
+def _time(nbytes: int, bandwidth: Figure | None, kind: Kind, source: str) -> Figure | None:
+    return None if bandwidth is None else Figure(nbytes / (bandwidth.value * _US_BYTES), "us", kind, source)
 
 
 # ---- operands
 
 
-def _explain_operands(plan: KernelPlan, places: Sequence[Place], out_places: Sequence[Place]) -> list[ExplainedOperand]:
+def _explain_operands(kernel: int, plan: KernelPlan, places: Sequence[Place], out_places: Sequence[Place]) -> list[ExplainedOperand]:
     loads, stores = _loads(plan, places), _stores(plan, out_places)
     parameters = [
         (parameter, layout, access)
@@ -371,7 +374,7 @@ def _explain_operands(plan: KernelPlan, places: Sequence[Place], out_places: Seq
         request = _request(plan, space, row, kind.itemsize, access, span.address_bytes if span else 0)
         explained.append(
             ExplainedOperand(
-                kernel=plan.name,
+                kernel=kernel,
                 name=name,
                 role=role,
                 dtype=kind.name,
@@ -509,10 +512,10 @@ def _eager_cost(
     nbytes = sum(kernel.nbytes for kernel in kernels)
     time = None
     if achievable is not None:
-        seconds = sum(
+        time_us = sum(
             kernel.nbytes / (achievable.value * _US_BYTES * PATHS[kernel.path].share) + kernel.launches * LAUNCH_US for kernel in kernels
         )
-        time = assumed(seconds, "us", f"bytes / (achievable x the path's share on an H200) + {LAUNCH_US} us a launch")
+        time = assumed(time_us, "us", f"bytes / (achievable x the path's share on an H200) + {LAUNCH_US} us a launch")
     return EagerCost(
         kernels,
         computed(nbytes, "B", "each op reads its operands and writes its result"),
@@ -530,8 +533,9 @@ def _judge(explanation: Explanation, read_share: float) -> tuple[Verdict, ...]:
         nothing = computed(1.0, "x", "no kernel runs")
         return (Verdict("empty", nothing, "Nothing is computed: no result has elements, or every result is an argument", "Nothing to do."),)
     found = [*_judge_sectors(explanation), *_judge_launches(explanation)]
-    for kernel in explanation.kernels:
-        found += _judge_kernel(explanation, kernel, read_share)
+    for position, kernel in enumerate(explanation.kernels):
+        own = [operand for operand in explanation.operands if operand.kernel == position]
+        found += _judge_kernel(explanation, kernel, own, read_share)
     limits = sorted((verdict for verdict in found if verdict.effect.value >= _WORTH_NAMING), key=lambda v: -v.effect.value)
     return (*limits, *_judge_measured(explanation, limits), _memory_verdict(explanation, bool(limits)))
 
@@ -572,25 +576,25 @@ _UNITS: dict[Unit, tuple[str, str]] = {
 """What is found, and what to try next."""
 
 
-def _judge_kernel(explanation: Explanation, kernel: ExplainedKernel, read_share: float) -> list[Verdict]:
+def _judge_kernel(explanation: Explanation, kernel: ExplainedKernel, own: Sequence[ExplainedOperand], read_share: float) -> list[Verdict]:
     """The limits of one kernel, weighed by its part of the call's elements."""
     weight = kernel.num_elements / sum(other.num_elements for other in explanation.kernels)
     found = [
-        *_judge_units(explanation, kernel),
-        *_judge_requests(explanation, kernel),
-        *_judge_widths(explanation, kernel),
+        *_judge_units(explanation, kernel, own),
+        *_judge_requests(own),
+        *_judge_widths(explanation, kernel, own),
         *_judge_residency(kernel, read_share),
-        *_judge_spills(explanation, kernel),
+        *_judge_spills(kernel, own),
     ]
     return [replace(v, effect=replace(v.effect, value=1 + weight * (v.effect.value - 1))) for v in found]
 
 
-def _judge_units(explanation: Explanation, kernel: ExplainedKernel) -> list[Verdict]:
+def _judge_units(explanation: Explanation, kernel: ExplainedKernel, own: Sequence[ExplainedOperand]) -> list[Verdict]:
     achievable = explanation.achievable_bandwidth
     if achievable is None:
         return []
     found = []
-    moved = sum(o.moved.value for o in explanation.operands if o.kernel == kernel.name)
+    moved = sum(operand.moved.value for operand in own)
     memory_us = min(explanation.moved.value, moved) / (achievable.value * _US_BYTES)
     for unit, time in kernel.unit_times.items():
         if time.value > memory_us:
@@ -601,9 +605,8 @@ def _judge_units(explanation: Explanation, kernel: ExplainedKernel) -> list[Verd
     return found
 
 
-def _judge_requests(explanation: Explanation, kernel: ExplainedKernel) -> list[Verdict]:
+def _judge_requests(own: Sequence[ExplainedOperand]) -> list[Verdict]:
     """Accesses of a warp that are scattered where the operand as a whole is not: other warps fetch the same sectors again."""
-    own = [operand for operand in explanation.operands if operand.kernel == kernel.name]
     scattered = [o for o in own if o.access == "strided" and o.warp_efficiency.value < o.efficiency.value / _WORTH_NAMING]
     if not scattered:
         return []
@@ -615,8 +618,10 @@ def _judge_requests(explanation: Explanation, kernel: ExplainedKernel) -> list[V
     return [Verdict("uncoalesced", effect, text, step)]
 
 
-def _judge_widths(explanation: Explanation, kernel: ExplainedKernel) -> list[Verdict]:
-    own = [operand for operand in explanation.operands if operand.kernel == kernel.name]
+_ROLES = {"load": "read", "store": "written"}
+
+
+def _judge_widths(explanation: Explanation, kernel: ExplainedKernel, own: Sequence[ExplainedOperand]) -> list[Verdict]:
     once = Counter(8 * o.itemsize for o in own if o.access in ("row", "uniform"))  # one element for many
     in_memory = [
         replace(access, count=access.count - (once[access.width_bits] if access.kind == "load" else 0))
@@ -624,15 +629,20 @@ def _judge_widths(explanation: Explanation, kernel: ExplainedKernel) -> list[Ver
         if access.space in ("global", "generic")
     ]
     total = sum(access.width_bits * access.count for access in in_memory)
-    shares = [(a, a.width_bits * a.count / total) for a in in_memory if a.width_bits // 8 in NARROW_SLOWDOWN]
+    # Beside a wider operand, a narrow one has fewer bytes an access: as planned.
+    vectors = {(o.role, 8 * o.itemsize * kernel.elements_per_thread) for o in own if o.access in ("vector", "realigned")}
+    shares = [
+        (a, a.width_bits * a.count / total)
+        for a in in_memory
+        if a.width_bits // 8 in NARROW_SLOWDOWN and (_ROLES[a.kind], a.width_bits) not in vectors
+    ]
     narrow = [(access, share) for access, share in shares if share >= _WORTH_NAMING - 1]
     if not narrow:
         return []
     kinds = ", ".join(f"{a.count} {a.kind}s of {a.width_bits // 8} B" for a, _ in narrow)
     text = f"Narrow accesses: {sum(share for _, share in narrow):.0%} of a thread's bytes in {kernel.name} by {kinds}"
-    roles = {"load": "read", "store": "written"}
     planned = {o.role for o in own if o.access in ("strided", "elements")}
-    if any(roles[access.kind] in planned for access, _ in narrow):
+    if any(_ROLES[access.kind] in planned for access, _ in narrow):
         step = "Give operands a unit stride along the result's rows and 16-byte alignment, so that accesses of 16 bytes fit."
     else:
         step = f"The plan has whole accesses here, and the compiler split them for {explanation.arch}: nothing to change in the function."
@@ -665,13 +675,13 @@ def _judge_residency(kernel: ExplainedKernel, read_share: float) -> list[Verdict
     return found
 
 
-def _judge_spills(explanation: Explanation, kernel: ExplainedKernel) -> list[Verdict]:
+def _judge_spills(kernel: ExplainedKernel, own: Sequence[ExplainedOperand]) -> list[Verdict]:
     if kernel.spill_bytes is None or not kernel.spill_bytes.value:
         return []
     spilled = kernel.spill_bytes.value
-    own = sum(o.minimal.value for o in explanation.operands if o.kernel == kernel.name) / kernel.num_elements * kernel.elements_per_thread
+    per_thread = sum(operand.minimal.value for operand in own) / kernel.num_elements * kernel.elements_per_thread
     text = f"Spills: {spilled:.0f} bytes a thread of {kernel.name} go through local memory"
-    effect = computed(1 + spilled / own, "x", "spilled / minimal bytes a thread")
+    effect = computed(1 + spilled / per_thread, "x", "spilled / minimal bytes a thread")
     return [Verdict("spills", effect, text, "Split the function, or return fewer results at a time.")]
 
 
