@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 
 import wideload as wl
+from wideload import planned
 from wideload.analyze.aten import PATHS, AtenKernel
+from wideload.errors import CompileError
 
 N = 2**20
 bf16, f32, i8 = torch.bfloat16, torch.float32, torch.int8
@@ -18,6 +20,16 @@ bf16, f32, i8 = torch.bfloat16, torch.float32, torch.int8
 
 def meta(*shape: int, dtype: torch.dtype = bf16) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
+
+
+@pytest.fixture(autouse=True)
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ATen's kernels are not wideload's: none of those needs to be compiled."""
+
+    def missing(*args: Any, **kwargs: Any) -> Any:
+        raise CompileError("not needed here")
+
+    monkeypatch.setattr(planned, "find_cubin", missing)
 
 
 def eager(fn: Callable[..., Any], *args: Any, target: str = "sm_90") -> tuple[AtenKernel, ...]:

@@ -82,6 +82,17 @@ BYTES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], int, int, int]] = {
 }
 
 
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What hangs on layouts alone needs no compiler, and no time for one."""
+
+    def missing(*args: Any, **kwargs: Any) -> Any:
+        raise CompileError("NVRTC could not be loaded: install it")
+
+    monkeypatch.setattr(planned, "find_cubin", missing)
+
+
+@pytest.mark.usefixtures("no_compiler")
 @pytest.mark.parametrize("case", BYTES)
 def test_bytes_by_hand(case: str) -> None:
     fn, args, read, written, moved = BYTES[case]
@@ -93,12 +104,14 @@ def test_bytes_by_hand(case: str) -> None:
     assert {f.kind for f in (explanation.bytes_read, explanation.minimal, explanation.moved)} == {"computed"}
 
 
+@pytest.mark.usefixtures("no_compiler")
 def test_real_tensors_share_memory_by_address() -> None:
     x = torch.zeros(N + 8, dtype=f32)
     assert explain(lambda a, b: a + b, x[:N], x[8:]).bytes_read.value == 4 * (N + 8)
     assert explain(lambda a, b: a + b, x[:N], x[:N].clone()).bytes_read.value == 8 * N
 
 
+@pytest.mark.usefixtures("no_compiler")
 def test_tensors_on_the_cpu_stand_for_tensors_on_the_gpu() -> None:
     # On the CPU, add converts the expanded operand first, and its copy decides the result's strides; on CUDA the other operand does.
     def strides(device: str) -> list[tuple[int, ...]]:
@@ -108,6 +121,7 @@ def test_tensors_on_the_cpu_stand_for_tensors_on_the_gpu() -> None:
     assert strides("cpu") == strides("meta") == [(0, 1), (1, 4), (1, 4)]
 
 
+@pytest.mark.usefixtures("no_compiler")
 def test_into_memory_that_exists() -> None:
     x, y = meta(N), meta(N, dtype=f32)
     wide = explain(lambda a: a * 2, x, out=y)
@@ -116,11 +130,13 @@ def test_into_memory_that_exists() -> None:
     assert (pitched.bytes_written.value, pitched.moved.value) == (8 * 1024, 8 * 1024 + 32 * 1024)
 
 
+@pytest.mark.usefixtures("no_compiler")
 def test_in_place_saves_no_bytes() -> None:
     x = torch.zeros(N, dtype=f32)
     assert explain(lambda a: a + 1, x, out=x).minimal.value == explain(lambda a: a + 1, x).minimal.value == 8 * N
 
 
+@pytest.mark.usefixtures("no_compiler")
 def test_a_number_on_the_host_is_no_operand() -> None:
     explanation = explain(lambda x, s: x * s, meta(N), torch.tensor(2.0))
     assert explanation.minimal.value == 4 * N
@@ -213,6 +229,7 @@ def test_every_figure_is_tagged() -> None:
     assert all(figure["unit"] and figure["source"] for figure in tagged)
 
 
+@pytest.mark.usefixtures("no_compiler")
 def test_the_articles_example_shows_both_byte_counts() -> None:
     explanation = explain(lambda x, b, y: F.silu(x + b) * y, meta(N), meta(N), meta(N))
     assert (explanation.eager.bytes_per_element.value, explanation.bytes_per_element.value) == (16, 8)
@@ -231,6 +248,7 @@ def test_kernels_of_one_name_are_told_apart() -> None:
 # ---- a warp's accesses
 
 
+@pytest.mark.usefixtures("no_compiler")
 def test_a_warps_accesses_by_hand() -> None:
     """As the article's table: 16-byte vectors, a stride of 2, and one element a sector, of 2 bytes: 6.25 %."""
     cases = [
@@ -245,12 +263,14 @@ def test_a_warps_accesses_by_hand() -> None:
         assert (first.warp_sectors.value, first.warp_efficiency.value) == (sectors, efficiency)
 
 
+@pytest.mark.usefixtures("no_compiler")
 def test_one_element_for_all_touches_one_sector() -> None:
     for fn, args in ((lambda x, y: x + y, (meta(N), meta())), (lambda x, y: x + y, (meta(1024, 1024), meta(1024, 1)))):
         second = explain(fn, *args).operands[1]
         assert (second.access, second.warp_sectors.value, second.warp_efficiency.value) in (("uniform", 1, 1 / 16), ("row", 1, 1 / 16))
 
 
+@pytest.mark.usefixtures("no_compiler")
 def test_an_operand_that_runs_across_is_uncoalesced() -> None:
     # Three dims reversed: too short for a tile (8 columns), so each lane has a sector of its own, 2 of 32 bytes used.
     explanation = explain(lambda x, y: x + y, meta(64, 1024, 4).permute(2, 1, 0), meta(4, 1024, 64)[:, :, ::1])
@@ -365,11 +385,8 @@ def test_spills_and_occupancy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert verdict(explanation, "spills").effect.value == 1 + 128 / (6 * 8)
 
 
-def test_what_cannot_be_compiled_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*args: Any, **kwargs: Any) -> Any:
-        raise CompileError("NVRTC could not be loaded: install it")
-
-    monkeypatch.setattr(planned, "find_cubin", missing)
+@pytest.mark.usefixtures("no_compiler")
+def test_what_cannot_be_compiled_is_left_out() -> None:
     explanation = explain(lambda x, y: x + y, meta(N), meta(N))
     (kernel,) = explanation.kernels
     assert explanation.minimal.value == 6 * N
