@@ -45,16 +45,6 @@ class PlannedKernel:
         """The cubin with ptxas' figures. Raises ``CompileError``."""
         return find_cubin(self.source, arch=self.arch, name=self.name)
 
-    @property
-    def ptx(self) -> str:
-        """The PTX between the source and the cubin."""
-        return compile_ptx(self.source, arch=self.arch, name=self.name)
-
-    @property
-    def sass(self) -> str:
-        """The disassembled cubin."""
-        return disassemble(self.compiled.code)
-
     def build(self) -> BuiltKernel:
         """The kernel as far as it can be compiled and disassembled here, for `wideload.analyze.explain`."""
         from wideload.analyze.explain import BuiltKernel
@@ -65,6 +55,16 @@ class PlannedKernel:
             return BuiltKernel(self.plan, self.source, cubin, disassemble(cubin.code, lineinfo=True))
         except CompileError as error:
             return BuiltKernel(self.plan, self.source, cubin, missing=str(error))
+
+    @property
+    def ptx(self) -> str:
+        """The PTX between the source and the cubin."""
+        return compile_ptx(self.source, arch=self.arch, name=self.name)
+
+    @property
+    def sass(self) -> str:
+        """The disassembled cubin."""
+        return disassemble(self.compiled.code)
 
 
 class Plan:
