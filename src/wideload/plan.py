@@ -146,6 +146,11 @@ class Variant:
     is_whole: bool = False
     steps: tuple[tuple[int, int], ...] = ()
 
+    @property
+    def load_steps(self) -> tuple[tuple[int, int], ...]:
+        """``steps``, spelt out where no load is ``stepped``."""
+        return self.steps or ((1, 0),) * len(self.loads)
+
 
 @dataclass(frozen=True)
 class KernelPlan:

@@ -44,7 +44,7 @@ def _show(shares: list[Share]) -> None:
 
 def _summary(shares: list[Share]) -> str:
     families = sum((share.families for share in shares), Counter())
-    parts = [f"{name} {sum(getattr(share, name) for share in shares)}" for name in ("draws", "skipped", "refused", "known", "kernels")]
+    parts = [f"{name} {sum(getattr(share, name) for share in shares)}" for name in ("draws", "skipped", "refused", "kernels")]
     parts += [f"{family} {count}" for family, count in sorted(families.items())]
     return ", ".join((*parts, f"mismatches {sum(share.mismatches for share in shares)}"))
 

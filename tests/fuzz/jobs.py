@@ -33,7 +33,6 @@ class Share:
     draws: int = 0
     skipped: int = 0
     refused: int = 0
-    known: int = 0
     kernels: int = 0
     families: Counter[str] = field(default_factory=Counter)
     mismatches: int = 0
@@ -79,7 +78,7 @@ def run_share(
 
 def _counted(session: Session, share: Share) -> Share:
     share.draws, share.skipped, share.refused = session.num_checked, session.num_skipped, session.num_refused
-    share.known, share.kernels, share.families = session.num_known, len(session.texts), session.families
+    share.kernels, share.families = len(session.texts), session.families
     return share
 
 

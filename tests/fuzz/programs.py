@@ -42,9 +42,8 @@ class Program:
     """A function of tensors ``a, b, c, d`` and numbers ``s`` (float) and ``n`` (int), as the text of its lambda.
 
     ``ulps`` is what the ``double`` oracle allows, in units in the last place of the result. ``zeros_differ`` is false where torch itself
-    does not define which of 0 and -0 is returned. ``known_strides`` marks programs whose results may have other strides than eager's:
-    a concatenation keeps the memory format that its parts share, and an in-place method the strides of its tensor; ``replay`` gives
-    both those of a new tensor. ``takes_numbers``: 0-dim CPU tensors may stand beside CUDA tensors, as every result depends on all operands.
+    does not define which of 0 and -0 is returned. ``takes_numbers``: 0-dim CPU tensors may stand beside CUDA tensors, as every result
+    depends on all operands.
     """
 
     name: str
@@ -55,7 +54,6 @@ class Program:
     shapes: Shapes = "broadcast"
     ulps: int = 0
     zeros_differ: bool = True
-    known_strides: bool = False
     takes_numbers: bool = False
 
     @property
@@ -118,12 +116,12 @@ _USEFUL: tuple[tuple[str, str, Sequence[tuple[torch.dtype, ...]], dict[str, Any]
         "rope",
         f"lambda a, b, c: a * b + {_ROTATE} * c",
         ((bf16,) * 3, (f32,) * 3),
-        {"known_strides": True, "shapes": "rope", "numerics": "eager"},
+        {"shapes": "rope", "numerics": "eager"},
     ),
-    ("rotate", f"lambda a: {_ROTATE}", ((f16,), (i32,)), {"known_strides": True, "shapes": "even"}),
-    ("pairs", "lambda a, b: torch.stack((a * 2, b - 1), -1)", ((f32, f32), (bf16, bf16)), {"known_strides": True, "shapes": "equal"}),
-    ("joined", "lambda a, b: torch.cat((a, b * 2, a), -1)", ((f32, f32), (i8, i8)), {"known_strides": True, "shapes": "equal"}),
-    ("stacked", "lambda a, b: torch.cat((a - b, b)) * 3", ((bf16, bf16),), {"known_strides": True, "shapes": "equal", "numerics": "eager"}),
+    ("rotate", f"lambda a: {_ROTATE}", ((f16,), (i32,)), {"shapes": "even"}),
+    ("pairs", "lambda a, b: torch.stack((a * 2, b - 1), -1)", ((f32, f32), (bf16, bf16)), {"shapes": "equal"}),
+    ("joined", "lambda a, b: torch.cat((a, b * 2, a), -1)", ((f32, f32), (i8, i8)), {"shapes": "equal"}),
+    ("stacked", "lambda a, b: torch.cat((a - b, b)) * 3", ((bf16, bf16),), {"shapes": "equal", "numerics": "eager"}),
     ("window", "lambda a: a[..., 1:] - a[..., :-1]", ((f32,), (bf16,)), {"shapes": "equal"}),
     ("inner", "lambda a, b: (a * b + 1)[..., 1:, ::2]", ((f32, f32), (bf16, f32)), {"shapes": "equal"}),
     ("turned", "lambda a, b: (a + 1).transpose(-1, -2) * b", ((f32, f32), (bf16, bf16)), {"shapes": "square"}),
@@ -132,7 +130,7 @@ _USEFUL: tuple[tuple[str, str, Sequence[tuple[torch.dtype, ...]], dict[str, Any]
     ("outer", "lambda a, b: a[..., None] * b[..., None, :]", ((f32, bf16), (i8, i8)), {"shapes": "outer"}),
     ("heads", "lambda a: a.unflatten(-1, (3, -1)).transpose(-1, -2) * 2", ((bf16,), (f32,)), {"shapes": "heads"}),
     # ---- in place on an intermediate, one value several times
-    ("accumulate", "lambda a, b: (a + b).mul_(2).sub_(a)", ((f32, f32), (bf16, bf16)), {"takes_numbers": True, "known_strides": True}),
+    ("accumulate", "lambda a, b: (a + b).mul_(2).sub_(a)", ((f32, f32), (bf16, bf16)), {"takes_numbers": True}),
     ("repeated", "lambda a, b: (a * b) * (a * b) + a", ((f16, f16), (i32, i32)), {"takes_numbers": True}),
     # ---- what torch refuses
     ("refused", "lambda a, b: a - b", ((b1, b1), (b1, i8)), {}),

@@ -162,7 +162,7 @@ DOZEN = [
     ("add", ["bf16[2^24]", "f32[2^24]"], 10 << 24, [1 << 20, 2 << 20, 2 << 20], 24, 128),
     ("add", ["bf16[2^12, 2^12]", "bf16[2^12]"], (4 << 24) + 8192, [1 << 20, 256, 1 << 20], 32, 128),
     ("add", ["bf16[2^12, 2^12]", "bf16[2^12, 1]"], (4 << 24) + 8192, [1 << 20, 256, 1 << 20], 16, 128),
-    ("double", ["bf16[2^25][::2]"], 4 << 24, [2 << 20, 1 << 20], 8, 128),
+    ("double", ["bf16[2^25][::2]"], 4 << 24, [2 << 20, 1 << 20], 32, 128),
     ("double", ["f32[2^24]@1"], 8 << 24, [(2 << 20) + 1, 2 << 20], 16, 128),
     ("double", ["bf16[2^12, 2^12][:, 1:-1]"], 4 * 4094 * 4096, [256 * 4096, 4094 * 256], 16, 128),
     ("silu_mul", ["bf16[2^24]", "bf16[2^24]", "bf16[2^24]"], 8 << 24, [1 << 20] * 4, 48, 128),
@@ -253,7 +253,8 @@ def test_a_warps_accesses_by_hand() -> None:
     """As the article's table: 16-byte vectors, a stride of 2, and one element a sector, of 2 bytes: 6.25 %."""
     cases = [
         (lambda x: x * 2, (meta(N),), 16, 1.0),
-        (lambda x: x * 2, (meta(2 * N)[::2],), 4, 0.5),
+        (lambda x: x * 2, (meta(2 * N)[::2],), 32, 0.5),
+        (lambda x: x * 2, (meta(3 * N)[::3],), 6, 1 / 3),
         (lambda x: x * 2, (meta(16 * N)[::16],), 32, 0.0625),
         (lambda x: x * 2, (meta(N + 1)[1:],), 17, 512 / (17 * 32)),
         (lambda x, y: x + y, (meta(N), meta()), 16, 1.0),
@@ -327,7 +328,7 @@ def test_wasted_sectors() -> None:
 
 
 def test_narrow_accesses_and_too_few_in_flight() -> None:
-    explanation = explain(lambda x: x * 2, meta(2**28)[::2])
+    explanation = explain(lambda x: x * 2, meta(3 * 2**27)[::3])
     assert limits(explanation)[0] == "narrow"
     assert {"in_flight", "sectors"} <= set(limits(explanation))
     # 4 elements of 2 bytes by 2048 threads, and half of the bytes are reads: 16 of 24 KiB.

@@ -394,7 +394,7 @@ def _explain_operands(kernel: int, plan: KernelPlan, places: Sequence[Place], ou
 
 
 def _request(plan: KernelPlan, space: IterSpace, row: int, itemsize: int, access: Access, address: int) -> WarpAccess:
-    """What one access of the first warp touches."""
+    """What one access of the first warp touches; all of a thread's, of an operand of which it takes every few elements."""
     lanes = min(WARP_SIZE, space.num_elements)
     if access in ("row", "uniform"):
         return warp_sectors([address], itemsize)
@@ -405,6 +405,9 @@ def _request(plan: KernelPlan, space: IterSpace, row: int, itemsize: int, access
     width = ACCESS_BYTES if access in ("turned", "turned_realigned") else elements * itemsize
     lanes = min(lanes, -(-space.num_elements * itemsize // width))
     first = address % SECTOR_BYTES
+    if access == "stepped":
+        step = space.dims[0].strides[row]
+        return WarpAccess(-(-(first + lanes * step * width) // SECTOR_BYTES), lanes * width)
     step, size = (width, itemsize) if access == "elements" else (width, width)
     return warp_sectors(range(first, first + lanes * step, step), size)
 
@@ -427,8 +430,8 @@ def _explain_kernel(kernel: BuiltKernel, figures: GpuFigures, nominal: Figure | 
     clock = figures.sm_clock or assumed(boost_mhz, "MHz", f"boost clock of {sheet}")
     variant = plan.variant
     per_thread = sum(
-        variant.elements * parameter.type.itemsize
-        for parameter, access in zip(plan.program.parameters, variant.loads, strict=True)
+        variant.elements * step * parameter.type.itemsize
+        for parameter, access, (step, _) in zip(plan.program.parameters, variant.loads, variant.load_steps, strict=True)
         if access not in ("row", "uniform", "value")
     )
     sms = gpu.sms if gpu else None
@@ -630,7 +633,7 @@ def _judge_widths(explanation: Explanation, kernel: ExplainedKernel, own: Sequen
     ]
     total = sum(access.width_bits * access.count for access in in_memory)
     # Beside a wider operand, a narrow one has fewer bytes an access: as planned.
-    vectors = {(o.role, 8 * o.itemsize * kernel.elements_per_thread) for o in own if o.access in ("vector", "realigned")}
+    vectors = {(o.role, 8 * o.itemsize * kernel.elements_per_thread) for o in own if o.access in ("vector", "realigned", "stepped")}
     shares = [
         (a, a.width_bits * a.count / total)
         for a in in_memory

@@ -35,8 +35,7 @@ class WalkedLoad:
 
 def walked_loads(program: Program, variant: Variant) -> list[WalkedLoad]:
     """The operands that are read along the rows, not once for all elements."""
-    steps = variant.steps or ((1, 0),) * len(variant.loads)
-    loads = zip(program.parameters, variant.loads, steps, strict=True)
+    loads = zip(program.parameters, variant.loads, variant.load_steps, strict=True)
     return [WalkedLoad(p, access, *step) for p, access, step in loads if access in ("vector", "realigned", "stepped", "row")]
 
 
