@@ -35,9 +35,7 @@ PARAMETER_BYTES = (4096, 32764)
 A short list passes the smaller table, which the driver copies at every launch."""
 
 
-def choose_accesses(
-    program: Program, operands: Sequence[Operand], targets: Sequence[Target]
-) -> tuple[tuple[Access, ...], int] | None:
+def choose_accesses(program: Program, operands: Sequence[Operand], targets: Sequence[Target]) -> tuple[tuple[Access, ...], int] | None:
     """How a foreach kernel reaches each parameter of one member, and the member's number of elements.
 
     ``None`` where an operand does not walk memory in one run (or is one element): such a member needs a kernel of its own. With a
@@ -48,7 +46,8 @@ def choose_accesses(
     if any(target.layout.shape != shape for target in targets):
         return None
     on_device = [load for load in loads if not load.on_host]
-    strides = [expand_strides(x.layout.shape, x.layout.strides, shape) for x in (*on_device, *targets)]
+    layouts = [*(load.layout for load in on_device), *(target.layout for target in targets)]
+    strides = [expand_strides(layout.shape, layout.strides, shape) for layout in layouts]
     space = build_space(shape, strides, outputs=range(len(on_device), len(strides)))
     if len(space.dims) > 1:
         return None
@@ -65,7 +64,7 @@ def list_variant(
 ) -> Variant:
     """The kernel for members of one program that are reached alike; a longer list than its capacity takes several launches."""
     types: list[ScalarType] = [p.type for p, access in zip(program.parameters, accesses, strict=True) if access == "vector"]
-    widest = max((t.itemsize for t in (*types, *(result.type for result in program.results))))
+    widest = max(t.itemsize for t in (*types, *(result.type for result in program.results)))
     per_access = ACCESS_BYTES // widest
     num_accesses = 1 if sum(t.itemsize for t in types) * per_access >= ENOUGH_BYTES else 2
     shared = (*shared_loads, *shared_scalars)
@@ -73,7 +72,7 @@ def list_variant(
     rooms = [((nbytes - CHUNK_BYTES) // WORD_BYTES - num_shared) // num_own for nbytes in PARAMETER_BYTES]
     capacity = next((room for room in rooms if room >= num_members), rooms[-1])
     table = Table(capacity, num_accesses, shared_loads, shared_scalars)
-    stores: tuple[Access, ...] = ("vector",) * len(program.results)
+    stores: tuple[Access, ...] = tuple("vector" for _ in program.results)
     return Variant("foreach", accesses, stores, per_access * num_accesses, 1, 64, True, FOREACH_THREADS, table=table)
 
 

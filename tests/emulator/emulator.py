@@ -25,7 +25,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -135,8 +135,9 @@ class Program:
         *,
         approx: Approx = "exact",
     ) -> None:
-        """Launch and wait. Arguments: ``Pointer`` or None (null) for pointers, int for ``long long``, int or float for ``double``, ``Struct``.
+        """Launch and wait.
 
+        Arguments: ``Pointer`` or None (null) for pointers, int for ``long long``, int or float for ``double``, ``Struct``.
         Raises ``EmulatorError`` with the sanitizer's report and the kernel's line; no memory is then changed.
         """
         _check_launch(self, kernel, grid, block)
@@ -180,8 +181,8 @@ def run_on(
 ) -> None:
     """``Program.run`` on CPU tensors: each storage is one memory, at the tensor's own address modulo 256.
 
-    A sequence is a struct of its items. Results are written to the tensors. With ``outputs``, every byte of every storage that is no element of one of them
-    must come back unchanged: inputs, and the gaps of strided outputs.
+    A sequence is a struct of its items. Results are written to the tensors. With ``outputs``, every byte of every storage
+    that is no element of one of them must come back unchanged: inputs, and the gaps of strided outputs.
     """
     memories: dict[int, Memory] = {}
     writable: dict[int, npt.NDArray[np.bool_]] | None = None
@@ -342,7 +343,9 @@ class _Server:
                     if isinstance(word, Pointer):
                         relocated.append(place.start + 8 * position)
                         word = placed[id(word.memory)].start + word.offset
-                    place.memory.data[8 * position :][:8] = np.frombuffer(struct.pack("<d" if isinstance(word, float) else "<q", word), np.uint8)
+                    place.memory.data[8 * position :][:8] = np.frombuffer(
+                        struct.pack("<d" if isinstance(word, float) else "<q", word), np.uint8
+                    )
         for place in placed.values():
             self._arena[place.start - _GUARD : place.start] = _PATTERN
             self._arena[place.start : place.end] = place.memory.data

@@ -49,7 +49,8 @@ def emit_foreach(program: Program, variant: Variant) -> str:
         members.append(entry(f"{s.ctype} {s.name}", is_shared))
         body.append(f"const {s.ctype} {s.name} = {value(s.name, is_shared)};")
 
-    aligned = [f"is_aligned<{count}>({x.name}_data)" for x in (*runs, *program.results)]
+    walked = [*(p.name for p in runs), *(r.name for r in program.results)]
+    aligned = [f"is_aligned<{count}>({walker}_data)" for walker in walked]
     operands = [f"widen({p.name}_v[m].get(k))" if access == "vector" else p.name for p, access, _ in loads]
     call = element_call(program, operands, [f"{r.name}_v[m][k]" for r in program.results])
     lines = [
