@@ -36,6 +36,7 @@ from wideload.lists import (
     read_column,
     run_lists,
     split_lists,
+    tensors_like,
 )
 from wideload.replay import NodeLayout
 from wideload.structure import map_structure
@@ -239,42 +240,37 @@ def _empty(output: Output, device: torch.device) -> torch.Tensor:
 def find_listed(f: FusedFunction, lists: Lists, first: Any) -> ListedCall | None:
     """The planned call; ``None`` where items have to be called one by one: gradients, views of arguments returned, unusual arguments."""
     device, values = first.device, lists.values
-    keys, columns = [], []
-    for value in values:
-        if is_list(value):
-            column = read_column(value, device)
-            if column is None:
-                return None
-            keys.append(column)
-            columns.append(value)
-        else:
-            columns.append([value] if isinstance(value, torch.Tensor) else None)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in first.tensors):
         return None
     trace_key, traced = f._trace(first)
     outs = _out_columns(traced.result, lists.out)
     if (outs is None) != (lists.out is None):
         return None
+    columns = [value if is_list(value) else [value] if isinstance(value, torch.Tensor) else None for value in values]
     tensors = [c for c, column in enumerate(columns) if column is not None and isinstance(column[0], torch.Tensor)]
-    aliases, out_keys = [], []
-    for targets in outs or ():
-        alias = next((c for c in tensors if is_list(values[c]) and all(map(operator.is_, targets, values[c]))), None)
-        found = read_column(targets, device) if alias is None else None
-        if alias is None and (found is None or found.kind != "tensors"):
-            return None
-        aliases.append(alias)
-        out_keys.append(found)
-    layouts = tuple((tuple(tensor.shape), tensor.stride()) for tensor in first.tensors)
-    key = (trace_key, lists.length, tuple(keys), layouts, tuple(out_keys), tuple(aliases), _same_items(columns, tensors, lists.length))
-    listed = f._listed.get(key)
-    if listed is None:
-        listed = _plan_listed(f, lists, first, traced, columns, outs)
-        if listed.plans and device.type == "cuda":
-            listed.kernels = prepare_lists(listed.plans, device.index)
-        f._keep_listed(key, listed)
-    if listed.plans is None:
+    listed_tensors = [c for c in tensors if is_list(values[c])]
+    aliases = tuple(next((c for c in listed_tensors if all(map(operator.is_, targets, values[c]))), None) for targets in outs or ())
+    others = tuple(read_column(value, device) for c, value in enumerate(values) if is_list(value) and c not in listed_tensors)
+    if None in others:
         return None
-    return ListedCall(f, lists, first, listed, columns, outs, tuple(aliases))
+    layouts = tuple((tuple(tensor.shape), tensor.stride()) for tensor in first.tensors)
+    same = _same_items(columns, tensors, lists.length)
+    known = (trace_key, torch.is_grad_enabled(), lists.length, others, layouts, aliases, same)
+    read = [values[c] for c in listed_tensors]
+    read += [targets for targets, alias in zip(outs or (), aliases, strict=True) if alias is None]
+    like, listed = f._alike.get(known, (None, None))
+    if listed is None or like is None or not like(read):
+        keys = tuple(read_column(items, device) for items in read)
+        if any(key is None for key in keys) or any(key and key.kind != "tensors" for key in keys[len(listed_tensors) :]):
+            return None
+        listed = f._listed.get((known, keys))
+        if listed is None:
+            listed = _plan_listed(f, lists, first, traced, columns, outs)
+            if listed.plans and device.type == "cuda":
+                listed.kernels = prepare_lists(listed.plans, device.index)
+            f._keep(f._listed, (known, keys), listed)
+        f._keep(f._alike, known, (tensors_like(read), listed))
+    return None if listed.plans is None else ListedCall(f, lists, first, listed, columns, outs, aliases)
 
 
 def _out_columns(result: Any, out: Any) -> list[Sequence[torch.Tensor]] | None:
@@ -294,10 +290,9 @@ def _same_items(columns: Sequence[Any], tensors: Sequence[int], length: int) -> 
     """Which arguments are one and the same tensor, for each item: a call takes such for one operand."""
     found = []
     for a, b in itertools.combinations(tensors, 2):
-        mine, other = (columns[c] if len(columns[c]) == length else itertools.repeat(columns[c][0], length) for c in (a, b))
-        same = tuple(map(operator.is_, mine, other))
-        if any(same):
-            found.append((a, b, same))
+        mine, other = (columns[c] if len(columns[c]) == length else [columns[c][0]] * length for c in (a, b))
+        if any(map(operator.is_, mine, other)):
+            found.append((a, b, tuple(map(operator.is_, mine, other))))
     return tuple(found)
 
 

@@ -105,6 +105,7 @@ class FusedFunction:
         self._sized: dict[Any, None] = {}  # signatures of functions that read sizes: their traces hold for one set of shapes
         self._prepared: dict[Any, _Prepared] = {}
         self._listed: dict[Any, Listed] = {}
+        self._alike: dict[Any, tuple[Any, Listed]] = {}  # the last lists of some kind: tells in one C call whether they are like them
 
     def __repr__(self) -> str:
         return f"<wideload.fuse of {self.__qualname__}>"
@@ -212,8 +213,9 @@ class FusedFunction:
             return result
         return map_structure(lambda target, value: target.copy_(value), out, result)
 
-    def _keep_listed(self, key: Any, listed: Listed) -> None:
-        _remember(self._listed, key, listed)
+    @staticmethod
+    def _keep(cache: dict[Any, _T], key: Any, value: _T) -> _T:
+        return _remember(cache, key, value)
 
     # ---- arguments
 

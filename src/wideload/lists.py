@@ -5,6 +5,7 @@ Knows tensors, plans and kernels; never Python functions or how arguments were s
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -30,6 +31,7 @@ from wideload.replay import NodeLayout
 __all__ = [
     "Column", "ListKernel", "ListPlan", "Lists", "Member", "Words", "check_apart", "gather_addresses", "is_list", "list_arguments",
     "meeting_pairs", "plan_lists", "plan_member", "prepare_lists", "read_column", "run_lists", "split_lists",
+    "tensors_like",
 ]  # fmt: skip
 
 Words = npt.NDArray[np.int64]
@@ -123,6 +125,27 @@ def _read_tensors(items: Sequence[torch.Tensor], device: torch.device) -> Column
 
 
 _dtype, _shape, _device, _requires_grad = map(attrgetter, ("dtype", "shape", "device", "requires_grad"))
+
+
+def tensors_like(columns: Sequence[Sequence[torch.Tensor]]) -> Callable[[Sequence[Sequence[torch.Tensor]]], bool] | None:
+    """Tells whether lists hold tensors of the types, dtypes, shapes, strides and devices that these have now, as lazy and as differentiable.
+
+    TorchDynamo's own check, in C: 0.1 us a tensor, where ``read_column`` takes 0.4. ``None`` where this version of torch has none.
+    """
+    try:
+        from torch._C._dynamo.guards import TensorGuards
+
+        guards = TensorGuards(*itertools.chain(*columns), dynamic_dims_sizes=None, dynamic_dims_strides=None)
+    except (AttributeError, ImportError, RuntimeError, TypeError):
+        return None
+
+    def check(others: Sequence[Sequence[torch.Tensor]]) -> bool:
+        try:
+            return bool(guards.check(*itertools.chain(*others)))
+        except TypeError:  # not a tensor
+            return False
+
+    return check
 
 
 # ---- planning
