@@ -53,9 +53,10 @@ def current_stream(device: int) -> int:
     return int(torch._C._cuda_getCurrentRawStream(device))
 
 
-def is_capturing() -> bool:
-    """Whether the current stream of the current device is being captured in a CUDA graph."""
-    return torch.cuda.is_current_stream_capturing()
+def is_capturing(device: int) -> bool:
+    """Whether the current stream of ``device`` is being captured in a CUDA graph."""
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
 
 
 class _ThreadState(threading.local):

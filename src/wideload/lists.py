@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
@@ -128,9 +128,10 @@ _dtype, _shape, _device, _requires_grad = map(attrgetter, ("dtype", "shape", "de
 
 
 def tensors_like(columns: Sequence[Sequence[torch.Tensor]]) -> Callable[[Sequence[Sequence[torch.Tensor]]], bool] | None:
-    """Tells whether lists hold tensors of the types, dtypes, shapes, strides and devices that these have now, as lazy and as differentiable.
+    """Tells whether lists hold tensors of the types, dtypes, shapes, strides and devices that these have now.
 
-    TorchDynamo's own check, in C: 0.1 us a tensor, where ``read_column`` takes 0.4. ``None`` where this version of torch has none.
+    Also whether they are as lazy (conj, neg) and as differentiable. TorchDynamo's own check, in C: 0.1 us a tensor, where ``read_column``
+    takes 0.4. ``None`` where this version of torch has none.
     """
     try:
         from torch._C._dynamo.guards import TensorGuards
@@ -230,7 +231,8 @@ def plan_lists(members: Sequence[Member | None], shared_slots: Callable[[int], b
     for position, member in enumerate(members):
         if member is None or not member.num_elements:
             continue
-        key = (member.program, member.accesses, tuple((column, shared) for column, _, shared in member.loads), member.stores)
+        columns = tuple((column, shared) for column, _, shared in member.loads)
+        key = (_without_checks(member.program), member.accesses, columns, member.stores)
         if member.num_elements > 1:
             groups.setdefault(key, []).append(position)
         else:
@@ -240,7 +242,8 @@ def plan_lists(members: Sequence[Member | None], shared_slots: Callable[[int], b
         fitting = (g for g in groups if g[0] == program and list(g[2:]) == rest and _fits_one(accesses, g[1]))
         groups.setdefault(next(fitting, key), []).append(position)
     plans = []
-    for (program, accesses, loads, _), positions in groups.items():
+    for (_, accesses, loads, _), positions in groups.items():
+        program = next(member.program for member in map(members.__getitem__, positions) if member is not None)
         shared_loads = tuple(shared for _, shared in loads)
         shared_scalars = tuple(all(map(shared_slots, _slots_of(parameter.value))) for parameter in program.scalars)
         variant = list_variant(program, accesses, shared_loads, shared_scalars, len(positions))
@@ -249,6 +252,11 @@ def plan_lists(members: Sequence[Member | None], shared_slots: Callable[[int], b
             part = sorted(positions)[start : start + variant.table.capacity]
             plans.append(_plan_part(program, variant, part, [members[position] for position in part]))
     return tuple(plans)
+
+
+def _without_checks(program: Program) -> Program:
+    """Range checks tell a 0-dim operand from others, and kernels do not."""
+    return replace(program, scalars=tuple(replace(scalar, checks=()) for scalar in program.scalars))
 
 
 def _fits_one(accesses: tuple[Access, ...], others: tuple[Access, ...]) -> bool:
@@ -361,7 +369,7 @@ def _find_map(device: int, variant: Variant, sizes: tuple[int, ...]) -> torch.Te
     key = (device, variant.threads, variant.elements, table.accesses, sizes)
     found, stream = _maps.get(key), current_stream(device)
     if found is None:
-        if is_capturing():
+        if is_capturing(device):
             raise DeviceError(
                 "a foreach call of lists of these sizes was not made before this CUDA graph capture, in which the map of their chunks "
                 "cannot be copied to the device. Make the call once before the capture, to warm up."
@@ -372,7 +380,7 @@ def _find_map(device: int, variant: Variant, sizes: tuple[int, ...]) -> torch.Te
         chunks = torch.from_numpy(chunk_map(variant, sizes)).to(torch.device("cuda", device))
         found = _maps[key] = chunks, stream
     chunks, made_on = found
-    if is_capturing():
+    if is_capturing(device):
         _captured[key] = chunks
     elif stream != made_on:
         chunks.record_stream(torch.cuda.current_stream(device))
