@@ -55,6 +55,8 @@ def current_stream(device: int) -> int:
 
 def is_capturing(device: int) -> bool:
     """Whether the current stream of ``device`` is being captured in a CUDA graph."""
+    if torch.cuda.current_device() == device:
+        return torch.cuda.is_current_stream_capturing()
     with torch.cuda.device(device):
         return torch.cuda.is_current_stream_capturing()
 

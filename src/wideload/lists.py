@@ -110,11 +110,11 @@ def read_column(items: Sequence[Any], device: torch.device) -> Column | None:
 def _read_tensors(items: Sequence[torch.Tensor], device: torch.device) -> Column | None:
     try:
         dtypes, shapes, strides = tuple(map(_dtype, items)), tuple(map(_shape, items)), tuple(map(torch.Tensor.stride, items))
-    except RuntimeError:  # nested and sparse tensors have no strides
+    except RuntimeError:  # nested tensors have no strides
         return None
     devices = set(map(_device, items))
     is_lazy = any(map(torch.Tensor.is_neg, items)) or (any(t.is_complex for t in set(dtypes)) and any(map(torch.Tensor.is_conj, items)))
-    if is_lazy or len(devices) > 1:
+    if is_lazy or len(devices) > 1 or set(map(_layout, items)) != {torch.strided}:
         return None
     if torch.is_grad_enabled() and any(map(_requires_grad, items)):
         return None
@@ -124,7 +124,7 @@ def _read_tensors(items: Sequence[torch.Tensor], device: torch.device) -> Column
     return Column("host" if on_host else "tensors", (dtypes, shapes, strides))
 
 
-_dtype, _shape, _device, _requires_grad = map(attrgetter, ("dtype", "shape", "device", "requires_grad"))
+_dtype, _shape, _layout, _device, _requires_grad = map(attrgetter, ("dtype", "shape", "layout", "device", "requires_grad"))
 
 
 def tensors_like(columns: Sequence[Sequence[torch.Tensor]]) -> Callable[[Sequence[Sequence[torch.Tensor]]], bool] | None:
@@ -367,9 +367,9 @@ def _find_map(device: int, variant: Variant, sizes: tuple[int, ...]) -> torch.Te
     table = variant.table
     assert table is not None
     key = (device, variant.threads, variant.elements, table.accesses, sizes)
-    found, stream = _maps.get(key), current_stream(device)
+    found, stream, capturing = _maps.get(key), current_stream(device), is_capturing(device)
     if found is None:
-        if is_capturing(device):
+        if capturing:
             raise DeviceError(
                 "a foreach call of lists of these sizes was not made before this CUDA graph capture, in which the map of their chunks "
                 "cannot be copied to the device. Make the call once before the capture, to warm up."
@@ -380,7 +380,7 @@ def _find_map(device: int, variant: Variant, sizes: tuple[int, ...]) -> torch.Te
         chunks = torch.from_numpy(chunk_map(variant, sizes)).to(torch.device("cuda", device))
         found = _maps[key] = chunks, stream
     chunks, made_on = found
-    if is_capturing(device):
+    if capturing:
         _captured[key] = chunks
     elif stream != made_on:
         chunks.record_stream(torch.cuda.current_stream(device))
