@@ -329,23 +329,17 @@ class _Server:
 
     def launch(self, program: Program, kernel: str, head: tuple[int, ...], kinds: str, args: Sequence[Argument]) -> None:
         """``head``: library, kernel, grid, block, approx, as the child counts them."""
-        structs: dict[int, Memory] = {}
-        relocated: list[int] = []
-        for value in args:
-            if isinstance(value, Struct):
-                structs[id(value)] = Memory(np.zeros(8 * len(value.words), np.uint8))
+        structs = {id(value): Memory(np.zeros(8 * len(value.words), np.uint8)) for value in args if isinstance(value, Struct)}
         pointed = [item for value in args for item in (value.words if isinstance(value, Struct) else (value,))]
         placed = self._place([*pointed, *map(Pointer, structs.values())])
+        relocated: list[int] = []  # where in the arena an offset stands that the child makes an address
         for value in args:
             if isinstance(value, Struct):
                 place = placed[id(structs[id(value)])]
-                for position, word in enumerate(value.words):
-                    if isinstance(word, Pointer):
-                        relocated.append(place.start + 8 * position)
-                        word = placed[id(word.memory)].start + word.offset
-                    place.memory.data[8 * position :][:8] = np.frombuffer(
-                        struct.pack("<d" if isinstance(word, float) else "<q", word), np.uint8
-                    )
+                relocated += [place.start + 8 * k for k, word in enumerate(value.words) if isinstance(word, Pointer)]
+                words = [placed[id(word.memory)].start + word.offset if isinstance(word, Pointer) else word for word in value.words]
+                packed = b"".join(struct.pack("<d" if isinstance(word, float) else "<q", word) for word in words)
+                place.memory.data[:] = np.frombuffer(packed, np.uint8)
         for place in placed.values():
             self._arena[place.start - _GUARD : place.start] = _PATTERN
             self._arena[place.start : place.end] = place.memory.data
