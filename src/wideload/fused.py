@@ -215,7 +215,8 @@ class FusedFunction:
 
     @staticmethod
     def _keep(cache: dict[Any, _T], key: Any, value: _T) -> _T:
-        return _remember(cache, key, value)
+        """Remember what belongs to lists of one signature."""
+        return _remember(cache, key, value, _MAX_LISTED)
 
     # ---- arguments
 
@@ -556,8 +557,12 @@ _MAX_REMEMBERED = 4096
 """Traces, and layouts, that one function keeps; the oldest goes first. An entry takes some 10 kB."""
 
 
-def _remember(cache: dict[Any, _T], key: Any, value: _T) -> _T:
-    if len(cache) >= _MAX_REMEMBERED:
+_MAX_LISTED = 64
+"""Signatures of lists that one function keeps; an entry takes some 1 kB an item."""
+
+
+def _remember(cache: dict[Any, _T], key: Any, value: _T, most: int = _MAX_REMEMBERED) -> _T:
+    if len(cache) >= most:
         cache.pop(next(iter(cache)), None)
     cache[key] = value
     return value

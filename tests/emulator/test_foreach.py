@@ -181,7 +181,7 @@ def test_numbers_on_the_device() -> None:
 def test_one_tensor_in_two_places() -> None:
     """An item whose arguments are one tensor is another call than one of two tensors; which items are so is part of the signature."""
     xs, ys = [ramp(40, f32, i) for i in range(3)], [ramp(40, f32, 7 * i + 1) for i in range(3)]
-    for seconds in ([xs[0], ys[1], ys[2]], ys, [ys[0], xs[1], ys[2]], xs):
+    for seconds in ([ys[0], xs[1], ys[2]], ys, [xs[0], ys[1], ys[2]], xs, ys):
         got, _ = run_lists_emulated(axpy, xs, seconds)
         assert_same(got, [x * 2 + y for x, y in zip(xs, seconds, strict=True)])
     got, _ = run_lists_emulated(axpy, xs, xs[0])

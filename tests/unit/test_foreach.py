@@ -101,6 +101,10 @@ def test_what_needs_a_call_an_item_is_left_to_it() -> None:
     assert find(plus_one, [x.requires_grad_() for x in map(torch.clone, xs)]) is None
     with torch.no_grad():
         assert find(plus_one, [x.requires_grad_() for x in map(torch.clone, xs)]) is not None
+    later = [xs[0], xs[1].clone().requires_grad_()]
+    with torch.no_grad():
+        assert find(plus_one, later) is not None
+    assert find(plus_one, later) is None
     assert find(wl.fuse(lambda x, p: x * p[0]), xs, [(1.0, 2), (3.0, 4)]) is None
     assert find(wl.fuse(lambda x, p: x * p["s"]), xs, {"s": torch.tensor(2.0)}) is None
     assert find(wl.fuse(lambda x: {"y": x + 1}), xs, out=[{"y": x} for x in xs]) is None
