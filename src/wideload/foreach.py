@@ -91,7 +91,11 @@ def _call_each(f: FusedFunction, lists: Lists) -> Any:
         with _naming(item):
             calls.append(f._bind(*lists.at(item)))
     if lists.out is None:
-        return [f._call(call) for call in calls]
+        results = []
+        for item, call in enumerate(calls):
+            with _naming(item):
+                results.append(f._call(call))
+        return results
     writes, staged = [], []
     for item, call in enumerate(calls):
         with _naming(item):
@@ -213,7 +217,7 @@ class ListedCall:
         if meeting_pairs(starts[held], (starts + spans)[held], written[held]):  # some meet: is it in place, or between the strides?
             values = [*self.lists.values, *self.outs]
             entries = [
-                (item if is_list(values[c]) else -1, "out=" if c >= num_inputs else f"argument {c}", tensor)
+                (item if is_list(values[c]) or self.lists.length == 1 else -1, "out=" if c >= num_inputs else f"argument {c}", tensor)
                 for c in looked_at
                 for item, tensor in enumerate(columns[c])
             ]
