@@ -618,8 +618,8 @@ _MAX_LISTED = 64
 """Signatures of lists that one function keeps; an entry takes some 1 kB an item."""
 
 
-def _remember(cache: dict[Any, _T], key: Any, value: _T, most: int = _MAX_REMEMBERED) -> _T:
-    if len(cache) >= most:
+def _remember(cache: dict[Any, _T], key: Any, value: _T, most: int | None = None) -> _T:
+    if len(cache) >= (_MAX_REMEMBERED if most is None else most):
         cache.pop(next(iter(cache)), None)
     cache[key] = value
     return value
