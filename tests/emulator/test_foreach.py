@@ -142,6 +142,15 @@ def test_in_place_also_through_another_view_of_the_same_memory() -> None:
         assert_same(xs, want)
 
 
+def test_arguments_named_as_the_kernel_names_its_own() -> None:
+    def f(chunk: Any, chunks: Any, lists: Any, slot: Any, is_aligned: Any, phase_of: Any, n: Any) -> Any:
+        return chunk + chunks * lists + slot * is_aligned - phase_of * n
+
+    columns = [[ramp(size, f32, start) for size in (5, 2100)] for start in range(3)]
+    got, _ = run_lists_emulated(wl.fuse(f, name="lists"), *columns, 2.0, 3.0, 4.0, [5.0, 6.0])
+    assert_same(got, [f(*item, 2.0, 3.0, 4.0, n) for *item, n in zip(*columns, (5.0, 6.0), strict=True)])
+
+
 def test_several_results_in_place() -> None:
     ps, gs, ms, vs = ([ramp(n, f32, start) for n in (2050, 0, 7, 1, 4096)] for start in (0, 2, 5, 7))
     want = [adam(*item, 0.5, 1.0) for item in zip(ps, gs, ms, vs, strict=True)]
