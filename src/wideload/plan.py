@@ -20,7 +20,7 @@ from wideload.layout import INT31_MAX, Dim, IterSpace, build_space, expand_strid
 from wideload.lower import Program, Store, lower_expr
 from wideload.replay import NodeLayout
 
-__all__ = ["ACCESS_BYTES", "THREADS", "Access", "KernelPlan", "Operand", "Reason", "Target", "Tile", "Variant", "plan_kernels"]
+__all__ = ["ACCESS_BYTES", "THREADS", "Access", "KernelPlan", "Operand", "Reason", "Table", "Target", "Tile", "Variant", "plan_kernels"]
 
 ACCESS_BYTES = 16
 """The widest load or store of one thread on sm_75 to sm_90; wider vectors a thread were slower on H200 (4.28 against 4.33 TB/s)."""
@@ -66,7 +66,7 @@ MANY_LOADS_BLOCKS = 8
 ran at 3.82 TB/s on an H200, with 6 to 10 blocks asked for at 3.98 to 4.00. Kernels of few operands and long arithmetic lose by it: bias
 and GELU 3.79 to 3.57, GELU 4.07 to 3.74, unaligned int8 4.29 to 3.94."""
 
-Family = Literal["dense", "rows", "pitched", "tile", "strided"]
+Family = Literal["dense", "rows", "pitched", "tile", "strided", "foreach"]
 
 Access = Literal["vector", "realigned", "stepped", "elements", "row", "uniform", "strided", "turned", "turned_realigned", "value"]
 """How a kernel reaches an operand: one wide access; aligned words, realigned in registers; the aligned words in which
@@ -130,13 +130,27 @@ class Tile:
 
 
 @dataclass(frozen=True)
+class Table:
+    """What a ``foreach`` kernel gets by value: of each operand and number an entry for each of ``capacity`` tensors, or one for all.
+
+    ``shared_loads`` and ``shared_scalars`` say which of the program's have one for all. A thread computes ``accesses`` accesses.
+    """
+
+    capacity: int
+    accesses: int
+    shared_loads: tuple[bool, ...]
+    shared_scalars: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
 class Variant:
     """What a kernel's text depends on besides its program.
 
     ``loads`` go with the program's parameters, ``stores`` with its results; ``elements`` is how many a thread computes;
-    ``is_in_place`` forbids the read-only cache; ``threads`` are those of a block; ``tile`` is a tile kernel's. ``is_whole`` says that
-    sizes and addresses leave no access that is partly outside, so that the kernel has no edges. ``steps`` are those of the loads, and how
-    many elements before an operand's first one its aligned words begin: (1, 0) of all but ``stepped`` ones.
+    ``is_in_place`` forbids the read-only cache; ``threads`` are those of a block; ``tile`` is a tile kernel's, ``table`` a foreach
+    kernel's. ``is_whole`` says that sizes and addresses leave no access that is partly outside, so that the kernel has no edges.
+    ``steps`` are those of the loads, and how many elements before an operand's first one its aligned words begin: (1, 0) of all but
+    ``stepped`` ones.
     """
 
     family: Family
@@ -150,6 +164,7 @@ class Variant:
     tile: Tile | None = None
     is_whole: bool = False
     steps: tuple[tuple[int, int], ...] = ()
+    table: Table | None = None
 
     @property
     def load_steps(self) -> tuple[tuple[int, int], ...]:
