@@ -302,16 +302,18 @@ class FusedFunction:
                 bound = self._signature.bind(*args, **kwargs)
             except TypeError as error:
                 raise TraceError(f"{self.__name__}{self._signature}: {error}") from None
+            given = frozenset(bound.arguments)
             bound.apply_defaults()
             for name, value in bound.arguments.items():
-                bound.arguments[name] = self._enter_parameter(call, name, value)
+                bound.arguments[name] = self._enter_parameter(call, name, value, is_default=name not in given)
             call.spec = (bound.args, bound.kwargs)
         if not call.tensors:
             raise TraceError(f"{self.__name__} was given no tensor. A fused function needs at least one tensor argument.")
         self._check_devices(call)
         return call
 
-    def _enter_parameter(self, call: _Call, name: str, value: Any) -> Any:
+    def _enter_parameter(self, call: _Call, name: str, value: Any, *, is_default: bool) -> Any:
+        """A number that the call leaves at its default is static, as is any that stands in the function."""
         assert self._signature is not None
         kind = self._signature.parameters[name].kind
         if kind is inspect.Parameter.VAR_POSITIONAL:
@@ -320,7 +322,7 @@ class FusedFunction:
         if kind is inspect.Parameter.VAR_KEYWORD:
             call.key.append(tuple(value))
             return {key: self._enter(call, key, item) for key, item in value.items()}
-        return self._enter(call, name, value)
+        return self._enter(call, name, value, is_default or None if isinstance(value, (int, float, complex)) else None)
 
     def _enter(self, call: _Call, name: str, value: Any, is_static: bool | None = None) -> Any:
         """Note one argument in ``call``; return what the trace is given for it."""
@@ -590,7 +592,8 @@ def fuse(
     """Fuse an elementwise function of tensors into one kernel.
 
     ``fn`` is ordinary code over torch functions, tensor methods, operators and numbers. Tensors and Python numbers are run-time
-    arguments; numbers whose names are in ``static``, and bools, strings, None and dtypes, become part of the kernel.
+    arguments; numbers whose names are in ``static`` or that a call leaves at their default, and bools, strings, None and dtypes, become
+    part of the kernel.
     ``numerics="fused"`` keeps fp16 and bf16 in fp32 until a result is stored; ``"eager"`` rounds every step as eager PyTorch does.
     ``fast_math`` allows the cheap formulas of half results for fp32 results too. ``name`` names the kernel. Inside ``torch.compile`` the
     plain function is traced, to be fused by Inductor with its neighbours: ``compile="inline"``, and today ``"op"`` as well.

@@ -618,3 +618,21 @@ def test_keyword_defaults_changed_in_place_are_seen() -> None:
     assert scale.__kwdefaults__ is not None
     scale.__kwdefaults__["s"] = 3.0
     assert torch.equal(f(X), X * 3)
+
+
+def test_a_number_at_its_default_is_static_and_one_that_is_given_is_not() -> None:
+    """As in rotary embeddings that many models share: the dim is a parameter that nobody passes."""
+
+    @wl.fuse
+    def moved(x: torch.Tensor, y: torch.Tensor, dim: int = 1, scale: float = 2.0) -> torch.Tensor:
+        return x * y.unsqueeze(dim) * scale
+
+    x, y = torch.randn(2, 3, 4), torch.randn(2, 4)
+    for _ in range(2):
+        assert torch.equal(moved(x, y), x * y.unsqueeze(1) * 2.0)
+        for scale in (0.5, 3.0):
+            assert torch.equal(moved(x, y, scale=scale), x * y.unsqueeze(1) * scale)
+    numbers = [str(moved.plan(x, y, target="sm_90", **given).expr).count("number scale") for given in ({}, {"scale": 0.5})]
+    assert numbers == [0, 1]
+    with pytest.raises(wl.TraceError, match=r'static=\("dim",\)'):
+        moved(x, y, 1)
