@@ -66,13 +66,25 @@ MANY_LOADS_BLOCKS = 8
 ran at 3.82 TB/s on an H200, with 6 to 10 blocks asked for at 3.98 to 4.00. Kernels of few operands and long arithmetic lose by it: bias
 and GELU 3.79 to 3.57, GELU 4.07 to 3.74, unaligned int8 4.29 to 3.94."""
 
-Family = Literal["dense", "rows", "pitched", "tile", "strided", "foreach"]
+STRIP_ROWS = (4, 2)
+"""Rows of a strip, the most first: the blocks that run at a time then walk as many places at once, of which more than four cost
+bandwidth on an H200 (4.33 down to 4.04 TB/s)."""
 
-Access = Literal["vector", "realigned", "stepped", "elements", "row", "uniform", "strided", "turned", "turned_realigned", "value"]
-"""How a kernel reaches an operand: one wide access; aligned words, realigned in registers; the aligned words in which
-it is every second, third or fourth element; one access an element, of an output whose address is not aligned as the
-first output's is; one element a row; one element for all; through its strides; through shared memory, where its fast dim is not the
-outputs' (aligned or realigned); by value (a 0-dim CPU tensor)."""
+STRIP_BYTES = 192
+"""What a thread of such a kernel may have in flight, in 48 of the 64 registers that leave room for eight blocks of 128 threads."""
+
+LEAST_STRIPS = 1 << 21
+"""Strips from which on a kernel is one of strips: eight waves of full SMs on an H200 (nvFuser's rule for its unrolling of broadcasts)."""
+
+Family = Literal["dense", "strips", "rows", "pitched", "tile", "strided", "foreach"]
+
+Access = Literal[
+    "vector", "repeated", "realigned", "stepped", "elements", "row", "uniform", "strided", "turned", "turned_realigned", "value"
+]
+"""How a kernel reaches an operand: one wide access; one for all rows of a strip; aligned words, realigned in registers; the aligned words
+in which it is every second, third or fourth element; one access an element, of an output whose address is not aligned as the first
+output's is; one element a row; one element for all; through its strides; through shared memory, where its fast dim is not the outputs'
+(aligned or realigned); by value (a 0-dim CPU tensor)."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +155,14 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Strip:
+    """The neighbouring rows along outer dim ``dim`` whose elements in the same columns a thread of a ``strips`` kernel computes."""
+
+    dim: int
+    rows: int
+
+
+@dataclass(frozen=True)
 class Variant:
     """What a kernel's text depends on besides its program.
 
@@ -165,6 +185,7 @@ class Variant:
     is_whole: bool = False
     steps: tuple[tuple[int, int], ...] = ()
     table: Table | None = None
+    strip: Strip | None = None
 
     @property
     def load_steps(self) -> tuple[tuple[int, int], ...]:
@@ -233,6 +254,7 @@ def _plan_kernel(
     ]
     choice = (
         _choose_dense(walks, num_inputs)
+        or _choose_strips(space, walks, num_inputs)
         or _choose_rows(space, walks, num_inputs)
         or _choose_pitched(space, walks, num_inputs)
         or _choose_tile(space, walks, num_inputs)
@@ -252,6 +274,7 @@ def _plan_kernel(
         choice.tile,
         choice.is_whole,
         tuple((1, 0) if load.on_host else next(steps) for load in loads) if "stepped" in choice.accesses else (),
+        strip=choice.strip,
     )
     grid = -(-choice.num_covered // (variant.threads * variant.elements))
     reasons = [*choice.reasons, Reason("grid", f"{grid} x {variant.threads}", "one-shot: a grid-stride loop measured 5 % slower on H200")]
@@ -309,6 +332,7 @@ class _Choice:
     tile: Tile | None = None
     is_whole: bool = False
     steps: tuple[tuple[int, int], ...] = ()
+    strip: Strip | None = None
 
 
 def _vector_elements(walks: Sequence[_Walk], num_inputs: int) -> tuple[int, Reason]:
@@ -381,6 +405,55 @@ def _choose_rows(space: IterSpace, walks: Sequence[_Walk], num_inputs: int) -> _
         is_whole=is_whole,
         steps=_steps(inputs, loads, elements),
     )
+
+
+def _choose_strips(space: IterSpace, walks: Sequence[_Walk], num_inputs: int) -> _Choice | None:
+    """Rows of whole accesses, along an outer dim of which an input repeats."""
+    inputs, outputs = walks[:num_inputs], walks[num_inputs:]
+    if len(space.dims) < 2 or any(walk.strides[0] != 1 for walk in outputs):
+        return None
+    elements, why = _vector_elements(walks, num_inputs)
+    row, beat = space.dims[0].size, outputs[0].beat(elements)
+    loads = _accesses(inputs, beat, elements)
+    if loads is None or not _is_whole(row, elements, beat, loads) or any(walk.beat(elements) != beat for walk in outputs):
+        return None
+    strip = _find_strip(space, [walk for walk, access in zip(inputs, loads, strict=True) if access == "vector"], elements)
+    if strip is None:
+        return None
+    strip_loads: list[Access] = [
+        "repeated" if access == "vector" and not walk.strides[strip.dim] else access for walk, access in zip(inputs, loads, strict=True)
+    ]
+    repeated = ", ".join(walk.name for walk, access in zip(inputs, strip_loads, strict=True) if access == "repeated")
+    sizes = [row // elements, *(dim.size // strip.rows if d == strip.dim else dim.size for d, dim in enumerate(space.dims) if d)]
+    num_strips = math.prod(sizes)
+    bits, width = _index_bits(space, walks, num_strips + THREADS)
+    slotted = IterSpace(tuple(Dim(size, ()) for size in sizes), num_strips)
+    strides = [s for walk, access in zip(inputs, loads, strict=True) if access != "uniform" for s in walk.strides[1:]]
+    strides += [s for walk in outputs for s in walk.strides[1:]]
+    reasons = (
+        Reason("family", "strips", f"rows of {row} elements, all of whole accesses; {repeated} repeats from row to row"),
+        Reason("strip", f"{strip.rows} rows", f"of which {repeated} is read and widened once"),
+        why,
+        width,
+    )
+    elements *= strip.rows
+    runtime = (num_strips, *_divisions(slotted, bits), *strides)
+    accesses: tuple[Access, ...] = (*strip_loads, *("vector" for _ in outputs))
+    return _Choice("strips", accesses, elements, bits, num_strips * elements, runtime, reasons, is_whole=True, strip=strip)
+
+
+def _find_strip(space: IterSpace, runs: Sequence[_Walk], elements: int) -> Strip | None:
+    """The dim along which most bytes repeat, and how many of its rows a thread can take."""
+    weights = {d: sum(walk.type.itemsize for walk in runs if not walk.strides[d]) for d in range(1, len(space.dims))}
+    dim = max(weights, key=lambda d: weights[d])
+    if not weights[dim]:
+        return None
+    own = sum(walk.type.itemsize for walk in runs) - weights[dim]
+    for rows in STRIP_ROWS:
+        has_room = (own * rows + weights[dim]) * elements <= STRIP_BYTES
+        if has_room and not space.dims[dim].size % rows and space.num_elements >= LEAST_STRIPS * elements * rows:
+            return Strip(dim, rows)
+    return None
 
 
 def _choose_pitched(space: IterSpace, walks: Sequence[_Walk], num_inputs: int) -> _Choice | None:

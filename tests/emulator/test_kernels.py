@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -239,6 +240,34 @@ def test_any_rows_into_any_rows(data: st.DataObject, outer: list[int], columns: 
     x, y, out = rows_of(False), rows_of(False), rows_of(True)
     want = x * 3 + y
     run_emulated(scaled_sum, x, y, out=out)
+    assert torch.equal(out, want)
+
+
+@RANDOM
+@given(
+    data=st.data(),
+    outer=st.lists(st.sampled_from((1, 2, 3, 4, 8)), min_size=1, max_size=3),
+    vectors=st.integers(1, 5),
+    dtypes=st.sampled_from(((f32, f32), (bf16, bf16), (bf16, f32), (f32, bf16))),
+)
+def test_any_rows_along_which_an_operand_repeats(
+    data: st.DataObject, outer: list[int], vectors: int, dtypes: tuple[torch.dtype, ...]
+) -> None:
+    """Strips of two rows and of four along any dim, into outputs with gaps and without, in place too."""
+    shape = (*outer, vectors * 8)
+
+    def rows_of(dtype: torch.dtype, may_repeat: bool, start: int) -> torch.Tensor:
+        sizes = [1 if may_repeat and data.draw(st.booleans()) else size for size in outer]
+        pitch = shape[-1] + 8 * data.draw(st.integers(0, 1))
+        return ramp(math.prod(sizes) * pitch, dtype, start).view(*sizes, pitch)[..., : shape[-1]].expand(shape)
+
+    x, y, column = rows_of(dtypes[0], True, 0), rows_of(dtypes[1], True, 5), ramp(outer[-1], f32, 1).view(-1, 1)
+    out = rows_of(data.draw(st.sampled_from((f32, bf16))), False, 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("wideload.plan.LEAST_STRIPS", 1)
+        f = wl.fuse(lambda x, y, column: x * column + y, name="strips")
+        want = (x * column + y).to(out.dtype)
+        run_emulated(f, x, y, column, out=out)
     assert torch.equal(out, want)
 
 

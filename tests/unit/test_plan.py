@@ -12,7 +12,7 @@ import torch
 import wideload as wl
 from wideload.dtypes import DTYPES
 from wideload.execute import phase_of
-from wideload.plan import ACCESS_BYTES, STRIDED_ELEMENTS, THREADS, KernelPlan, Operand, Target, plan_kernels
+from wideload.plan import ACCESS_BYTES, STRIDED_ELEMENTS, THREADS, KernelPlan, Operand, Strip, Target, plan_kernels
 from wideload.replay import NodeLayout
 from wideload.trace import TensorArg, trace_function
 
@@ -235,6 +235,26 @@ def test_every_few_elements_are_picked_from_whole_words_of_which_all_registers_a
             assert kernel.sizes[-2:] == (pitch, 3 * pitch + 31 * step + 1)
     misaligned = torch.empty(129, dtype=bf16)[1:].view(4, 32)
     assert plan(copy, torch.empty(4, 64, dtype=bf16)[:, ::2], out=misaligned).variant.family == "strided"
+
+
+def test_rows_along_which_an_operand_repeats_are_taken_in_strips(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 2^21 strips on, four rows each where they are a multiple of that and fit: here from one on."""
+    row = meta(64, dtype=bf16)
+    assert plan(add, meta(8, 64, dtype=bf16), row).variant.family == "rows"
+    monkeypatch.setattr("wideload.plan.LEAST_STRIPS", 1)
+    for rows, strip in ((8, Strip(1, 4)), (6, Strip(1, 2)), (7, None)):
+        kernel = plan(add, meta(rows, 64, dtype=bf16), row)
+        assert kernel.variant.strip == strip
+        if strip:
+            assert (kernel.variant.family, kernel.variant.loads) == ("strips", ("vector", "repeated"))
+            assert (kernel.variant.elements, kernel.grid) == (8 * strip.rows, 1)
+            assert kernel.sizes == (rows // strip.rows * 8, 8, 2**31, 34, 64, 0, 64)
+    many = wl.fuse(lambda x, y, z, w, b: x + y + z + w + b, name="many")
+    assert plan(many, *(meta(8, 64, dtype=bf16) for _ in range(4)), row).variant.strip == Strip(1, 2)  # 9 accesses of 16 bytes, not 17
+    heads, table = meta(2, 8, 3, 64, dtype=bf16), meta(2, 1, 3, 72, dtype=bf16)[..., :64]
+    assert plan(add, heads, table).variant.strip == Strip(2, 4)
+    for x, b in ((meta(8, 60), meta(60)), (meta(8, 65)[:, :64], meta(64)), (meta(8, 64), meta(8, 1)), (meta(8, 64), meta(65)[1:])):
+        assert plan(add, x, b).variant.family != "strips"
 
 
 def test_a_zero_dim_tensor_of_the_host_is_passed_by_value() -> None:

@@ -14,6 +14,7 @@ from wideload.emit.pitched import emit_pitched
 from wideload.emit.prelude import select_prelude
 from wideload.emit.rows import emit_rows
 from wideload.emit.strided import emit_strided
+from wideload.emit.strips import emit_strips
 from wideload.emit.tile import emit_tile
 from wideload.lower import Program
 from wideload.plan import Variant
@@ -26,6 +27,7 @@ _FAMILIES = {
     "pitched": emit_pitched,
     "rows": emit_rows,
     "strided": emit_strided,
+    "strips": emit_strips,
     "tile": emit_tile,
 }
 

@@ -36,7 +36,8 @@ def _head(program: Program, variant: Variant, sizes: Sequence[str]) -> str:
     parameters += [f"const long long {size}" for size in sizes]
     parameters += [f"const {s.ctype} {s.name}" for s in program.scalars]
     listed = ",\n    ".join(parameters)
-    has_many_loads = variant.is_whole and sum(access in ("vector", "row") for access in variant.loads) >= MANY_LOADS
+    num_loads = sum({"vector": variant.strip.rows if variant.strip else 1, "row": 1, "repeated": 1}.get(a, 0) for a in variant.loads)
+    has_many_loads = variant.is_whole and num_loads >= MANY_LOADS
     blocks = TILE_BLOCKS if variant.tile else MANY_LOADS_BLOCKS if has_many_loads else None
     bounds = f"{variant.threads}, {blocks}" if blocks else variant.threads
     return f'extern "C" __global__ void __launch_bounds__({bounds})\n{program.name}_{variant.family}(\n    {listed})'

@@ -1,0 +1,81 @@
+"""Turns a program into the ``strips`` kernel: rows of whole accesses, along whose outer dims an input repeats.
+
+A thread takes the same columns of several rows, so that what they share is read and widened once.
+"""
+
+from __future__ import annotations
+
+from wideload.emit.element import element_call
+from wideload.emit.signature import INDEX_TYPES, emit_definition, emit_uniform
+from wideload.lower import Program
+from wideload.plan import THREADS, Variant
+
+__all__ = ["emit_strips"]
+
+
+def emit_strips(program: Program, variant: Variant) -> str:
+    """The kernel's text. ``r`` counts the rows of a strip, which are neighbours along dim ``variant.strip.dim``."""
+    assert variant.strip is not None
+    rank, rows, dim = variant.rank, variant.strip.rows, variant.strip.dim
+    count = variant.elements // rows
+    _, unsigned, divide = INDEX_TYPES[variant.index_bits]
+    loads = [(p, access) for p, access in zip(program.parameters, variant.loads, strict=True) if access in ("vector", "repeated", "row")]
+    sizes = ["n"]
+    for d in range(rank - 1):
+        sizes += [f"slots{d}", f"multiplier{d}", f"shift{d}"]
+    names = [*(p.name for p, _ in loads), *(r.name for r in program.results)]
+    sizes += [f"{name}_stride{d}" for name in names for d in range(1, rank)]
+
+    def place(name: str) -> str:
+        """Where row ``r`` of the strip starts."""
+        at = [f"(at{d} * {rows} + r)" if d == dim else f"at{d}" for d in range(1, rank)]
+        return " + ".join(f"{a} * ({unsigned}){name}_stride{d}" for d, a in enumerate(at, 1))
+
+    own, repeated = [], ["const unsigned r = 0;"]
+    declared = []
+    for p, access in loads:
+        kind = p.type.storage if access == "row" else f"vec<{p.type.storage}, {count}>"
+        declared.append(f"{kind} {p.name}_v{'' if access == 'repeated' else f'[{rows}]'};")
+        match access:
+            case "row":
+                own.append(f"{p.name}_v[r] = {p.name}_data[{place(p.name)}];")
+            case "vector":
+                own.append(f"{p.name}_v[r] = load_vector<{count}>({p.name}_data + ({place(p.name)} + column));")
+            case _:
+                repeated.append(f"{p.name}_v = load_vector<{count}>({p.name}_data + ({place(p.name)} + column));")
+    held = {p.name: {"row": f"{p.name}_v[r]", "vector": f"{p.name}_v[r].get(k)"}.get(a, f"{p.name}_v.get(k)") for p, a in loads}
+    operands = [f"widen({held[p.name]})" if p.name in held else p.name for p in program.parameters]
+    each = [
+        *(f"{r.type.compute} {r.name}_v[{count}];" for r in program.results),
+        "#pragma unroll",
+        f"for (int k = 0; k < {count}; ++k) {element_call(program, operands, [f'{r.name}_v[k]' for r in program.results])}",
+    ]
+    stores = [f"store_vector({r.name}_data + ({place(r.name)} + column), {r.name}_v);" for r in program.results]
+    body = [
+        f"const {unsigned} i = ({unsigned})blockIdx.x * {THREADS} + threadIdx.x;",
+        f"if (i >= ({unsigned})n) return;",
+        *emit_uniform(program, variant),
+        *_coordinates(rank, unsigned, divide),
+        f"const {unsigned} column = at0 * {count};",
+        *declared,
+        *_each_row(rows, own),
+        "{  // once for all rows",
+        *(f"    {line}" for line in repeated),
+        "}",
+        *_each_row(rows, [*each, *stores]),
+    ]
+    return emit_definition(program, variant, sizes, body)
+
+
+def _coordinates(rank: int, unsigned: str, divide: str) -> list[str]:
+    lines, rest = [], "i"
+    for d in range(rank - 1):
+        lines.append(f"const {unsigned} rest{d} = {divide}({rest}, multiplier{d}, shift{d});")
+        lines.append(f"const {unsigned} at{d} = {rest} - rest{d} * ({unsigned})slots{d};")
+        rest = f"rest{d}"
+    return [*lines, f"const {unsigned} at{rank - 1} = {rest};"]
+
+
+def _each_row(rows: int, statements: list[str]) -> list[str]:
+    inside = [line if line.startswith("#") else f"    {line}" for line in statements]
+    return ["#pragma unroll", f"for (unsigned r = 0; r < {rows}; ++r) {{", *inside, "}"]
