@@ -24,6 +24,10 @@ class LayoutError(WideloadError, ValueError):
     """Shapes that do not broadcast, an ``out=`` of another shape, or a tensor that has no strides."""
 
 
+class RangeError(WideloadError, ValueError):
+    """A number outside the range that torch allows."""
+
+
 class OverlapError(WideloadError, RuntimeError):
     """An output shares memory with itself, with another output, or partly with an input."""
 

@@ -75,7 +75,7 @@ def plan_call(
         offset = store.view.offset * output.dtype.itemsize
         phase = (output.phase_bytes + offset) % ACCESS_BYTES
         targets.append(Target(store.node, output.dtype, NodeLayout(store.view.shape, store.view.strides), phase, store.output, offset))
-    return plan_kernels(pushed.expr, operands, targets, numerics=numerics, fast_math=fast_math, is_in_place=is_in_place)
+    return plan_kernels(pushed.expr, operands, targets, numerics=numerics, fast_math=fast_math, is_in_place=is_in_place, walks=pushed.walks, seed=len(expr.operands))
 
 
 def prepare_launches(plans: Sequence[KernelPlan], device: int) -> tuple[Launch, ...]:
@@ -101,7 +101,7 @@ def kernel_arguments(
     scalars: tuple[Any, ...],
     pointer: Callable[[torch.Tensor, int], Any],
 ) -> list[Any]:
-    """A kernel's arguments in the order of its parameters: loads, stores, sizes, runtime scalars.
+    """A kernel's arguments in the order of its parameters: loads, stores, seed, sizes, runtime scalars.
 
     ``pointer`` makes an argument of a tensor and a number of bytes behind its first element.
     """
@@ -109,6 +109,7 @@ def kernel_arguments(
     return [
         *(_by_value(tensors[tensor]) if access == "value" else pointer(tensors[tensor], offset) for (tensor, offset), access in loads),
         *(pointer(outs[output], offset) for output, offset in plan.targets),
+        *([] if plan.seed is None else [pointer(tensors[plan.seed], 0)]),
         *plan.sizes,
         *(scalar_argument(parameter, scalars) for parameter in plan.program.scalars),
     ]

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from wideload.errors import LayoutError
-from wideload.expr import Apply, Cast, Const, Expr, Joined, Load, Node, Number, Viewed
+from wideload.expr import Apply, Cast, Const, Coordinate, Draw, Expr, Joined, Load, Node, Number, Position, Viewed
+from wideload.layout import contiguous_strides
 from wideload.replay import NodeLayout
 from wideload.views import View, ViewStep, apply_views, narrowed
 
@@ -37,11 +38,15 @@ class PushedStore:
 
 @dataclass(frozen=True)
 class PushedExpr:
-    """``expr`` without views: a ``Load`` of its operand ``n`` reads ``loads[n]``."""
+    """``expr`` without views: a ``Load`` of its operand ``n`` reads ``loads[n]``.
+
+    The number of a ``Position`` of walk ``n`` is that of the element that ``walks[n]`` would read of a tensor of 0, 1, 2, ...
+    """
 
     expr: Expr
     loads: tuple[PushedLoad, ...]
     stores: tuple[PushedStore, ...]
+    walks: tuple[View, ...]
 
 
 Box = tuple[tuple[int, int], ...]
@@ -58,13 +63,11 @@ def push_views(expr: Expr, layouts: Sequence[NodeLayout], outputs: Sequence[tupl
     stores = []
     for node, output, layout in outputs:
         for box in pusher.boxes(node):
-            view = View(layout.shape, layout.strides)
-            for dim, (start, length) in enumerate(box):
-                view = narrowed(view, dim, start, length)
+            view = _narrowed(View(layout.shape, layout.strides), box)
             stores.append(PushedStore(pusher.build(node, box), output, view))
     loads = tuple(node for node in pusher.nodes if isinstance(node, Load))
     pushed = Expr(expr.name, loads, tuple(pusher.nodes), tuple(store.node for store in stores))
-    return PushedExpr(pushed, tuple(pusher.loads), tuple(stores))
+    return PushedExpr(pushed, tuple(pusher.loads), tuple(stores), tuple(pusher.walks))
 
 
 _Part = tuple[int, Box, tuple[ViewStep, ...], int]
@@ -78,6 +81,7 @@ class _Pusher:
         self._expr, self._layouts = expr, layouts
         self.nodes: list[Node] = []
         self.loads: list[PushedLoad] = []
+        self.walks: dict[View, int] = {}
         self._numbers: dict[object, int] = {}
         self._built: dict[_Part, int] = {}
         self._positions: dict[PushedLoad, int] = {}
@@ -132,11 +136,15 @@ class _Pusher:
         node = self._expr.nodes[number]
         match node:
             case Load():
-                view = View(self._layouts[number].shape, self._layouts[number].strides)
-                for dim, (start, length) in enumerate(box):
-                    view = narrowed(view, dim, start, length)
-                view = apply_views(after, view)
+                view = apply_views(after, _narrowed(View(self._layouts[number].shape, self._layouts[number].strides), box))
                 return [], lambda _: self._load(node, view, rank)
+            case Coordinate() | Draw():
+                shape = self._layouts[number].shape
+                along = (0,) * len(shape) if isinstance(node, Coordinate) and node.dim is not None else contiguous_strides(shape)
+                if isinstance(node, Coordinate) and node.dim is not None:
+                    along = (*along[: node.dim], 1, *along[node.dim + 1 :])
+                walked = apply_views(after, _narrowed(View(shape, along), box))
+                return [], lambda _: self._position(node if isinstance(node, Draw) else None, walked, rank)
             case Viewed():
                 whole = tuple((0, size) for size in self._layouts[node.operand].shape)
                 narrows = tuple(ViewStep("narrow", (dim, start, length)) for dim, (start, length) in enumerate(box))
@@ -171,6 +179,12 @@ class _Pusher:
             after = (ViewStep("expand", lengths), *after)
         return number, own, after, len(shape)
 
+    def _position(self, draw: Draw | None, view: View, rank: int) -> int:
+        # strides of size 1 never count, and would tell equal walks apart
+        strides = tuple(stride if size > 1 else 0 for size, stride in zip(view.shape, view.strides, strict=True))
+        walk = self.walks.setdefault(replace(view, strides=strides), len(self.walks))
+        return self._add(Position(walk, rank, draw))
+
     def _load(self, node: Load, view: View, rank: int) -> int:
         load = PushedLoad(node.operand, view)
         position = self._positions.setdefault(load, len(self.loads))
@@ -185,6 +199,12 @@ class _Pusher:
             number = self._numbers[key] = len(self.nodes)
             self.nodes.append(node)
         return number
+
+
+def _narrowed(view: View, box: Box) -> View:
+    for dim, (start, length) in enumerate(box):
+        view = narrowed(view, dim, start, length)
+    return view
 
 
 def _only(built: list[int]) -> int:

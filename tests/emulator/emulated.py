@@ -9,6 +9,7 @@ import torch
 from tests.emulator.emulator import Approx, build, run_on
 from wideload.execute import kernel_arguments
 from wideload.fused import FusedFunction
+from wideload.reference import with_seed
 from wideload.structure import map_structure
 from wideload.trace import TensorResult
 
@@ -27,8 +28,9 @@ def run_emulated(f: FusedFunction, *args: Any, out: Any = None, approx: Approx =
     else:
         outs = f._match_out(traced, out)
     plan = f.plan(*args, out=_as_structure(traced.result, outs), target="sm_90", **kwargs)
+    tensors = with_seed(traced.expr, call.tensors, call.device)
     for kernel in plan.kernels:
-        arguments = kernel_arguments(kernel.plan, call.tensors, outs, tuple(call.scalars), behind)
+        arguments = kernel_arguments(kernel.plan, tensors, outs, tuple(call.scalars), behind)
         places = zip(kernel.plan.targets, kernel.plan.target_layouts, strict=True)
         written = [behind(outs[output], offset).as_strided(layout.shape, layout.strides) for (output, offset), layout in places]
         grid, block = (kernel.plan.grid, 1, 1), (kernel.plan.variant.threads, 1, 1)

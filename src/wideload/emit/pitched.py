@@ -6,6 +6,7 @@ As ``rows``, but a row's accesses begin anew: each is aligned to the first outpu
 from __future__ import annotations
 
 from wideload.emit.element import element_loop
+from wideload.emit.positions import count_positions, declare_positions, set_positions
 from wideload.emit.signature import INDEX_TYPES, emit_definition, emit_uniform
 from wideload.emit.walk import guarded, walk_sizes, walked_loads, whole_loads
 from wideload.lower import Program
@@ -45,9 +46,11 @@ def emit_pitched(program: Program, variant: Variant) -> str:
         rest = f"rest{d}"
     body.append(f"const {unsigned} at{rank - 1} = {rest};")
     body += [f"const {unsigned} {r.name}_at = {row(r.name)};" for r in program.results]
+    outer = [f"at{d}" for d in range(1, rank)]
     singles = [
         f"if (column + k < 0 || column + k >= ({index})size0) continue;",
         *(f"{p.name}_v.set(k, {p.name}_data[{row(p.name)}{'' if access == 'row' else ' + column + k'}]);" for p, access in loads),
+        *set_positions(program, variant, ["column + k", *outer]),
     ]
     if variant.is_whole:
         body.append(f"const {index} column = ({index})slot * {count};")
@@ -59,10 +62,14 @@ def emit_pitched(program: Program, variant: Variant) -> str:
         ]
     body += [
         *(f"vec<{p.type.storage}, {count}> {p.name}_v = {{}};" for p, _ in loads),
+        *declare_positions(program, variant, count),
         *guarded(
             variant,
             "is_full",
-            whole_loads(loads, count, row, lambda name: f"({row(name)}) + column"),
+            [
+                *whole_loads(loads, count, row, lambda name: f"({row(name)}) + column"),
+                *count_positions(program, variant, count, ["column", *outer]),
+            ],
             "the ends of a row",
             ["#pragma unroll", f"for (int k = 0; k < {count}; ++k) {{", *(f"    {line}" for line in singles), "}"],
         ),
