@@ -5,7 +5,17 @@ Nothing else lives here, so that every layer may raise them.
 
 from __future__ import annotations
 
-__all__ = ["CompileError", "DeviceError", "DtypeError", "GradError", "LayoutError", "OverlapError", "TraceError", "WideloadError"]
+__all__ = [
+    "CompileError",
+    "DeviceError",
+    "DtypeError",
+    "GradError",
+    "LayoutError",
+    "OverlapError",
+    "RangeError",
+    "TraceError",
+    "WideloadError",
+]
 
 
 class WideloadError(Exception):

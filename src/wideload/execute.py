@@ -75,7 +75,16 @@ def plan_call(
         offset = store.view.offset * output.dtype.itemsize
         phase = (output.phase_bytes + offset) % ACCESS_BYTES
         targets.append(Target(store.node, output.dtype, NodeLayout(store.view.shape, store.view.strides), phase, store.output, offset))
-    return plan_kernels(pushed.expr, operands, targets, numerics=numerics, fast_math=fast_math, is_in_place=is_in_place, walks=pushed.walks, seed=len(expr.operands))
+    return plan_kernels(
+        pushed.expr,
+        operands,
+        targets,
+        numerics=numerics,
+        fast_math=fast_math,
+        is_in_place=is_in_place,
+        walks=pushed.walks,
+        seed=len(expr.operands),
+    )
 
 
 def prepare_launches(plans: Sequence[KernelPlan], device: int) -> tuple[Launch, ...]:

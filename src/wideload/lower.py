@@ -70,7 +70,7 @@ class ScalarParameter:
 
 @dataclass(frozen=True)
 class ProgramPosition:
-    """A number that the kernel works out of where the element lies: a coordinate, or the random integer of ``draw`` that is counted by it."""
+    """A number that the kernel works out of where the element lies: a coordinate, or the random integer of ``draw`` counted by it."""
 
     walk: int
     name: str

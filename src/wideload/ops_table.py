@@ -18,10 +18,10 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.nn.functional as F
 
-from wideload.dtypes import DTYPES, Kind, dtype_name, is_half
-from wideload.errors import DtypeError, RangeError, TraceError
+from wideload.dtypes import DTYPES, Kind
+from wideload.errors import TraceError
 
-__all__ = ["OPS", "RANDOM_FUNCTIONS", "SPELLINGS", "Bits", "Call", "Op", "OperandType", "Spelling", "call"]
+__all__ = ["OPS", "SPELLINGS", "Call", "Op", "OperandType", "Spelling", "call"]
 
 OperandType = Literal["result", "common", "bool", "own", "shape"]
 """What an operand is converted to before the op computes.
@@ -73,14 +73,6 @@ class Call:
 
     op: Op
     operands: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class Bits:
-    """An operand that is drawn: a random integer of ``bits`` bits (16, 32 or 53), as int64, for each element of the traced tensor ``like``."""
-
-    like: Any
-    bits: int
 
 
 Spelling = Callable[..., Any]
@@ -798,117 +790,3 @@ def _relu6(input: Any, inplace: bool = False) -> Any:
 @_spells("softsign")
 def _softsign(input: Any) -> Call:
     return call("div", input, call("add", call("abs", input), 1))
-
-
-# ---- random numbers
-
-_RANDOM_DIGITS = {torch.float16: (16, 11), torch.bfloat16: (16, 8), torch.float32: (32, 24), torch.float64: (53, 53)}
-"""Bits that are drawn and bits that are kept for a uniform number: as many as a number below 1 has, so that none rounds up to 1."""
-
-for _dtype, (_bits, _digits) in _RANDOM_DIGITS.items():
-    _scale = f"0x1p-{_digits}{'' if _dtype == torch.float64 else 'f'}"
-    _row(
-        f"uniform_{DTYPES[_dtype].name}",
-        "draw",
-        lambda draw, dtype=_dtype, shift=_bits - _digits, digits=_digits: (draw >> shift).to(dtype) * 2.0**-digits,
-        signed=f"({DTYPES[_dtype].compute})({{draw}} >> {_bits - _digits}) * {_scale}",
-        types="own",
-        keeps_format=True,
-    )
-
-
-def _dropout_reference(input: Any, draw: Any, threshold: Any, scale: Any) -> Any:
-    wide = input.float() if is_half(input.dtype) else input
-    return (wide * ((draw >= threshold).to(wide.dtype) * scale)).to(input.dtype)
-
-
-# As torch's, a factor: of a dropped element NaN and the sign of zero are left.
-_row(
-    "dropout",
-    "input draw threshold scale",
-    _dropout_reference,
-    floating="{input} * ({draw} >= {threshold} ? {scale} : 0)",
-    types="result own own result",
-)
-_row(
-    "bernoulli",
-    "input draw",
-    lambda input, draw: ((draw >> 8) * 2.0**-24 < input).to(input.dtype),
-    floating="({draw} >> 8) * 0x1p-24f < {input}",
-    types="result own",
-)
-_row(
-    "bernoulli_number",
-    "input draw threshold",
-    lambda input, draw, threshold: (draw < threshold).to(input.dtype),
-    every="{draw} < {threshold}",
-    types="shape own own",
-    keeps_format=True,
-)
-
-_COARSE_BITS, _COARSE_ERROR = 16, 1e-3
-"""Of a probability that so few bits hold with this relative error, no more are drawn: twice as many elements share a block."""
-_FINE_BITS = 32
-
-
-def _check_probability(p: Any, name: str) -> None:
-    if not 0 <= p <= 1:
-        raise RangeError(f"{name} has to be between 0 and 1, but got {p}")
-
-
-def _fine_threshold(p: Any) -> int:
-    _check_probability(p, "the probability")
-    return round(p * 2**_FINE_BITS)
-
-
-def _kept_scale(p: Any) -> float:
-    return 1 / (1 - p) if p < 1 else 0.0
-
-
-def _threshold(p: Any, name: str) -> tuple[int, Any]:
-    """How many bits to draw, and the number that they are below with probability ``p``."""
-    if hasattr(p, "derived"):  # a runtime scalar
-        return _FINE_BITS, p.derived(_fine_threshold, int)
-    _check_probability(p, name)
-    coarse = p * 2**_COARSE_BITS
-    if abs(coarse - round(coarse)) <= _COARSE_ERROR * coarse:
-        return _COARSE_BITS, round(coarse)
-    return _FINE_BITS, _fine_threshold(p)
-
-
-def _check_floating(input: Any, name: str) -> None:
-    if not input.dtype.is_floating_point:
-        raise DtypeError(f"{name} takes a floating-point tensor, not {dtype_name(input.dtype)}. Convert it with .to() first.")
-
-
-@_spells("rand_like")
-def _rand_like(input: Any, *, dtype: torch.dtype | None = None) -> Call:
-    wanted = input.dtype if dtype is None else dtype
-    if wanted not in _RANDOM_DIGITS:
-        raise DtypeError(f"rand_like makes {', '.join(DTYPES[d].name for d in _RANDOM_DIGITS)}, not {dtype_name(wanted)}. Give it dtype=.")
-    return call(f"uniform_{DTYPES[wanted].name}", Bits(input, _RANDOM_DIGITS[wanted][0]))
-
-
-@_spells("dropout")
-def _dropout(input: Any, p: Any = 0.5, training: bool = True, *, train: bool | None = None) -> Any:
-    bits, threshold = _threshold(p, "dropout probability")
-    is_static = type(threshold) is int
-    if not (training if train is None else train) or (is_static and p == 0):
-        return input
-    _check_floating(input, "dropout")
-    return call("dropout", input, Bits(input, bits), threshold, _kept_scale(p) if is_static else p.derived(_kept_scale, float))
-
-
-@_spells("bernoulli")
-def _bernoulli(input: Any, p: Any = None) -> Call:
-    if p is None:
-        _check_floating(input, "bernoulli")
-        return call("bernoulli", input, Bits(input, _FINE_BITS))
-    if not _is_number(p):
-        raise TypeError("bernoulli takes a number for p, or a tensor of probabilities alone")
-    bits, threshold = _threshold(p, "the probability of bernoulli")
-    return call("bernoulli_number", input, Bits(input, bits), threshold)
-
-
-RANDOM_FUNCTIONS = frozenset(function for function, spelling in SPELLINGS.items() if spelling in (_rand_like, _dropout, _bernoulli))
-"""The torch functions that draw."""

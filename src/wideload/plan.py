@@ -129,9 +129,9 @@ class Tile:
 class Variant:
     """What a kernel's text depends on besides its program.
 
-    ``loads`` go with the program's parameters, ``stores`` with its results, ``paces`` with its positions; ``elements`` is how many a thread computes;
-    ``is_in_place`` forbids the read-only cache; ``threads`` are those of a block; ``tile`` is a tile kernel's. ``is_whole`` says that
-    sizes and addresses leave no access that is partly outside, so that the kernel has no edges.
+    ``loads`` go with the program's parameters, ``stores`` with its results, ``paces`` with its positions; ``elements`` is how many a
+    thread computes; ``is_in_place`` forbids the read-only cache; ``threads`` are those of a block; ``tile`` is a tile kernel's.
+    ``is_whole`` says that sizes and addresses leave no access that is partly outside, so that the kernel has no edges.
     """
 
     family: Family
@@ -311,8 +311,10 @@ class _Walk:
 
 @dataclass(frozen=True)
 class _Choice:
-    """A family and what it needs; ``num_covered`` is how many elements the grid covers, ``order`` the
-    space's dims as the kernel nests them, where it is another."""
+    """A family and what it needs.
+
+    ``num_covered`` is how many elements the grid covers; ``order`` are the space's dims as the kernel nests them, where not as they are.
+    """
 
     family: Family
     accesses: tuple[Access, ...]

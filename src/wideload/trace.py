@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
+from wideload.draws import DRAW_SPELLINGS, Bits
 from wideload.dtypes import dtype_name
 from wideload.errors import DtypeError, LayoutError, TraceError
 from wideload.expr import (
@@ -39,7 +40,7 @@ from wideload.expr import (
     Viewed,
 )
 from wideload.layout import broadcast_shapes, contiguous_strides
-from wideload.ops_table import OPS, RANDOM_FUNCTIONS, SPELLINGS, Bits, Call, Op
+from wideload.ops_table import OPS, SPELLINGS, Call, Op
 from wideload.promotion import infer_dtype, sample_of
 from wideload.structure import map_structure
 from wideload.views import VIEW_NAMES, View, ViewStep, apply_views, record_index, record_view
@@ -173,7 +174,7 @@ def _tracer() -> _Tracer:
 # ---- where the user is
 
 _PACKAGE = Path(__file__).parent
-_ENGINE = tuple(str(_PACKAGE / name) for name in ("trace.py", "fused.py", "structure.py", "ops_table.py", "promotion.py"))
+_ENGINE = tuple(str(_PACKAGE / name) for name in ("trace.py", "fused.py", "structure.py", "ops_table.py", "draws.py", "promotion.py"))
 _LIBRARIES = (str(Path(torch.__file__).parent), sysconfig.get_paths()["stdlib"], "<frozen")
 _INSTALLED = sysconfig.get_paths()["purelib"]  # packages may lie inside the standard library's folder, and are users all the same
 
@@ -518,6 +519,7 @@ _FORMATS = {"contiguous": (torch.contiguous_format,), "clone": (torch.preserve_f
 """The memory formats that a method may be given here; others may only be told to keep the one that there is."""
 _OUT_OF_PLACE = "Use the out-of-place form, and out= to write into existing memory"
 _JOINS = ("cat", "concat", "concatenate", "stack")
+_SPELLINGS = {**SPELLINGS, **DRAW_SPELLINGS}
 
 
 def _spelled(func: Callable[..., Any]) -> str:
@@ -611,7 +613,7 @@ class _Tracer:
             return self.read(_property_name(func), args[0])
         if name == "__set__":
             _refuse(f"an assignment to .{_property_name(func)} changes a tensor", "Compute a new one")
-        spelling = SPELLINGS.get(func)
+        spelling = _SPELLINGS.get(func)
         if spelling is not None:
             if kwargs.pop("inplace", False) is True:
                 return self._assign(args[0], self._spell(func, spelling, args, kwargs), _spelled(func))
@@ -640,8 +642,8 @@ class _Tracer:
             return func(*map(_sample, args))
         if name == "__get__":
             return self.read(_property_name(func), args[0])
-        is_known = func in SPELLINGS or func in _CAST_METHODS or func in (torch.Tensor.to, torch.Tensor.type, torch.Tensor.type_as)
-        if not is_known or func in RANDOM_FUNCTIONS:
+        is_known = func in _SPELLINGS or func in _CAST_METHODS or func in (torch.Tensor.to, torch.Tensor.type, torch.Tensor.type_as)
+        if not is_known or func in DRAW_SPELLINGS:
             _refuse(f"{_spelled(func)} needs the shape of coordinates, which have none before they meet a tensor", _MEET)
         return _Coordinates(self, _Recipe(func, args, kwargs))
 

@@ -42,8 +42,10 @@ def element_call(program: Program, operands: list[str], results: list[str]) -> s
 
 
 def element_loop(program: Program, held: Sequence[str], count: int) -> list[str]:
-    """Statements that compute a thread's ``count`` elements ``name_v`` of each result; the operands ``held``
-    and the positions are vectors ``name_v``."""
+    """Statements that compute a thread's ``count`` elements ``name_v`` of each result.
+
+    The operands ``held`` and the positions are vectors ``name_v``.
+    """
     operands = [f"widen({p.name}_v.get(k))" if p.name in held else p.name for p in program.parameters]
     operands += [f"{p.name}_v.get(k)" for p in program.positions]
     call = element_call(program, operands, [f"{r.name}_v[k]" for r in program.results])
