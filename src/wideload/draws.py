@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import torch
@@ -164,8 +163,6 @@ def _bernoulli(input: Any, p: Any = None) -> Call:
     if p is None:
         _check_floating(input, "bernoulli")
         return _call("bernoulli", input, Bits(input, _FINE_BITS))
-    if not isinstance(p, Real) and not _is_runtime(p):
-        raise TypeError("bernoulli takes a number for p, or a tensor of probabilities alone")
     bits, threshold = _threshold(p, "the probability of bernoulli")
     return _call("bernoulli_number", input, Bits(input, bits), threshold)
 

@@ -193,7 +193,7 @@ class _Pusher:
                 whole = tuple((0, size) for size in self._layouts[node.operand].shape)
                 narrows = tuple(ViewStep("narrow", (dim, start, length)) for dim, (start, length) in enumerate(box))
                 return [(node.operand, whole, (*node.steps, *narrows, *after), rank)], _only
-            case Joined() if number in self._viewed_joins or after:
+            case Joined() if after:
                 return [self._routed(number, node, box, after, rank)], _only
             case Joined():
                 start, length = box[node.dim]
@@ -201,10 +201,10 @@ class _Pusher:
                     return [(node.operands[0], (*box[: node.dim], (0, 0), *box[node.dim + 1 :]), after, rank)], _only
                 for operand in node.operands:
                     size = self._layouts[operand].shape[node.dim]
-                    if start + length <= size:
+                    if 0 <= start <= start + length <= size:
                         return [(operand, (*box[: node.dim], (start, length), *box[node.dim + 1 :]), after, rank)], _only
                     start -= size
-                raise AssertionError("a box lies in one operand of a concatenation")
+                return [self._routed(number, node, box, after, rank)], _only
             case Cast():
                 return [(node.operand, box, after, rank)], lambda built: self._add(replace(node, operand=built[0], ndim=rank))
             case Apply():
