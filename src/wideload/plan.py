@@ -256,6 +256,7 @@ def _plan_kernel(
     reasons = [*choice.reasons, Reason("grid", f"{grid} x {variant.threads}", "one-shot: a grid-stride loop measured 5 % slower on H200")]
     if is_in_place:
         reasons.append(Reason("cache", "coherent loads", "an output is also an input, so the read-only path is not allowed"))
+    reasons += _draw_reasons(program, paces)
     sources = tuple((load.tensor, load.offset_bytes) for load in loads)
     places = tuple((target.output, target.offset_bytes) for target in targets)
     source_layouts = tuple(NodeLayout(shape, strides) for strides in load_strides)
@@ -279,6 +280,17 @@ def _pace(view: View, stride: int) -> Pace:
     last = view.offset + sum((size - 1) * along for size, along in zip(view.shape, view.strides, strict=True))
     step: dict[int, Literal["run", "row"]] = {0: "row", 1: "run"}
     return Pace(step.get(stride, "apart"), 32 if last <= INT31_MAX else 64)
+
+
+def _draw_reasons(program: Program, paces: Sequence[Pace]) -> list[Reason]:
+    reasons = []
+    for position, pace in zip(program.positions, paces, strict=True):
+        if position.draw is not None:
+            value = {"run": "blocks shared", "row": "one a row", "apart": "one block each"}[pace.step]
+            order = {"run": "follow one another", "row": "share a number", "apart": "do not follow one another"}[pace.step]
+            why = f"{position.draw.bits} bits an element; a thread's elements {order} in the draw's row-major order"
+            reasons.append(Reason("random numbers", value, why))
+    return reasons
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ LAYOUTS: dict[str, tuple[str, Callable[[torch.dtype], torch.Tensor]]] = {
     "no dims": ("dense", lambda dtype: torch.zeros((), dtype=dtype)),
     "misaligned": ("rows", lambda dtype: shifted(torch.zeros(600, dtype=dtype), 3)),
     "turned": ("rows", lambda dtype: torch.zeros(41, 37, dtype=dtype).t()),
-    "columns of a matrix": ("rows", lambda dtype: sliced(9, 35, 50, 3, dtype) * 0 if dtype == i8 else torch.zeros(9, 50, dtype=dtype)[:, 3:38]),
+    "columns of a matrix": ("rows", lambda dtype: torch.zeros(9, 50, dtype=dtype)[:, 3:38]),
     "channels last": ("rows", lambda dtype: torch.zeros(2, 17, 3, 5, dtype=dtype).to(memory_format=torch.channels_last)),
     "narrow rows": ("strided", lambda dtype: torch.zeros(3, 7, 2, dtype=dtype).permute(2, 0, 1)),
 }
@@ -54,7 +54,7 @@ def same(got: torch.Tensor, want: torch.Tensor, note: str = "") -> None:
 
 def into(shape: tuple[int, ...], dtype: torch.dtype, gap: int) -> torch.Tensor:
     """An output with gaps between its rows."""
-    return torch.zeros(*shape[:-1], shape[-1] + gap, dtype=dtype)[..., 1 : shape[-1] + 1]
+    return torch.zeros(*shape[:-1], shape[-1] + 1 + gap, dtype=dtype)[..., 1 : shape[-1] + 1]
 
 
 @pytest.mark.parametrize("dtype", [i8, bf16, f64], ids=str)
@@ -68,7 +68,7 @@ def test_the_linear_index_in_every_family(name: str, dtype: torch.dtype) -> None
 @pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "no dims"])
 def test_coordinates_in_every_family(name: str) -> None:
     x = LAYOUTS[name][1](f32)
-    f = wl.fuse(lambda v: (v.long() * 0 + wl.index(-1) * 1000 + wl.index(0)), name="count")
+    f = wl.fuse(lambda v: v.long() * 0 + wl.index(-1) * 1000 + wl.index(0), name="count")
     want = torch.arange(x.shape[-1]) * 1000 + torch.arange(x.shape[0]).view(-1, *[1] * (x.ndim - 1))
     same(run_emulated(f, x), want.expand(x.shape))
 
@@ -83,7 +83,7 @@ def test_in_tiles(dtype: torch.dtype, shape: tuple[int, int]) -> None:
     """A turned operand; edges and halos where sizes and pitches do not fit."""
     seed = seed_of()
     f = wl.fuse(lambda v, w: (v + w).to(i64) * 0 + wl.linear_index() * 7 + wl.index(0), name="count")
-    g = wl.fuse(lambda v, w: torch.rand_like(v + w, dtype=f32), name="drawn")
+    g = wl.fuse(lambda v, w: torch.rand_like(v + w, dtype=f32) + (v + w) * 0, name="drawn")
     n = counted(shape)
     want = n * 7 + torch.arange(shape[0])[:, None]
     x, y = torch.zeros(shape, dtype=dtype), torch.zeros(shape[::-1], dtype=dtype).t()
@@ -147,7 +147,6 @@ def test_any_layout(data: st.DataObject, shape: tuple[int, ...], dtype: torch.dt
 
 def test_positions_beyond_31_bits() -> None:
     """Of a stretched tensor's last elements: the kernel has five, their positions have 36 bits."""
-    f = wl.fuse(lambda v: ((v.expand(2**36) + wl.linear_index())[-5:], torch.rand_like(v.expand(2**36))[-5:]), name="far")
     x = torch.zeros(1, dtype=i64)
     last = torch.arange(2**36 - 5, 2**36)
     g = wl.fuse(lambda v: (v.expand(2**36) + wl.linear_index())[-5:] * 1, name="far")
@@ -159,7 +158,6 @@ def test_positions_beyond_31_bits() -> None:
     near = wl.fuse(lambda v: (v.expand(2**31) + wl.linear_index())[-5:] * 1, name="near")
     assert "(unsigned)index_offset" in near.plan(x, target="sm_90").source
     same(run_emulated(near, x), torch.arange(2**31 - 5, 2**31))
-    del f
 
 
 def test_views_and_concatenations_keep_positions() -> None:

@@ -122,7 +122,7 @@ def test_outside_a_fused_function_there_is_no_element(make: Callable[[], Any]) -
         (lambda v: v + wl.index(0)[1:], wl.TraceError, "needs the shape of coordinates"),
         (lambda v: v + wl.index(0).t(), wl.TraceError, "needs the shape of coordinates"),
         (lambda v: v + wl.index(0).T, wl.TraceError, "needs the shape of coordinates"),
-        (lambda v: v + list(wl.index(0))[0], wl.TraceError, "needs the shape of coordinates"),
+        (lambda v: v + next(iter(wl.index(0))), wl.TraceError, "needs the shape of coordinates"),
         (lambda v: v + torch.rand_like(wl.index(0).float()), wl.TraceError, "needs the shape of coordinates"),
         (lambda v: torch.cat([v, wl.index(0)]), wl.TraceError, "needs the shape of coordinates"),
         (lambda v: v + wl.index(0).sum(), wl.TraceError, "needs the shape of coordinates"),

@@ -66,7 +66,8 @@ template <int bits, int N, class I> DEVICE vec<typename drawn<bits>::type, N> dr
     return v;
 }
 
-// The blocks that N elements in a row share: as few as these fill where the first begins one, one more elsewhere.
+// The blocks that N elements in a row share: as few as these fill where the first begins one, one more elsewhere. Elements before
+// number 0, which an access of a tile may have, wrap: so do their blocks.
 template <int bits, int N, class I> DEVICE vec<typename drawn<bits>::type, N> draw_run(unsigned long long seed, unsigned stream, I first)
 {
     const int held = drawn<bits>::held, in_step = N < held ? N : held, blocks = (N + held - 1) / held;
@@ -75,7 +76,7 @@ template <int bits, int N, class I> DEVICE vec<typename drawn<bits>::type, N> dr
     if (shift % in_step == 0) {
 #pragma unroll
         for (int b = 0; b < blocks; ++b) {
-            const philox_block w = philox(seed, stream, first / held + b);
+            const philox_block w = philox(seed, stream, (I)(first / held + b) & (I)~(I)0 / held);
 #pragma unroll
             for (int j = 0; j < in_step; ++j) v.set(b * held + j, drawn<bits>::of(w, N < held ? shift + j : j));
         }
@@ -83,7 +84,7 @@ template <int bits, int N, class I> DEVICE vec<typename drawn<bits>::type, N> dr
         typename drawn<bits>::type x[(blocks + 1) * held];
 #pragma unroll
         for (int b = 0; b <= blocks; ++b) {
-            const philox_block w = philox(seed, stream, first / held + b);
+            const philox_block w = philox(seed, stream, (I)(first / held + b) & (I)~(I)0 / held);
 #pragma unroll
             for (int j = 0; j < held; ++j) x[b * held + j] = drawn<bits>::of(w, j);
         }
