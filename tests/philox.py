@@ -15,7 +15,7 @@ ANSWERS = [
     (10, "ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
     (10, "243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
 ]
-"""Rounds, counter, key, result: the known answers that Random123 ships (tests/kat_vectors, philox4x32)."""
+"""Rounds, counter, key, result: the known answers that Random123 ships (kat_vectors, philox4x32)."""
 
 
 def philox(counter: list[int], key: list[int], rounds: int = 7) -> list[int]:

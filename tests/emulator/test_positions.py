@@ -160,6 +160,20 @@ def test_positions_beyond_31_bits() -> None:
     same(run_emulated(near, x), torch.arange(2**31 - 5, 2**31))
 
 
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_64_bit_positions_in_every_family(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wideload.layout.INT31_MAX", 3)
+    monkeypatch.setattr("wideload.plan.INT31_MAX", 3)
+    x = LAYOUTS[name][1](f32)
+    f = wl.fuse(lambda v: (v + wl.linear_index() * 3, torch.bernoulli(v, 0.5)), name="wide")
+    seed = seed_of()
+    got, mask = run_emulated(f, x)
+    same(got, (counted(x.shape) * 3).float())
+    same(mask, (integers(seed, 0, 16, counted(x.shape)) < 32768).float())
+    if x.numel() > 4:
+        assert "(unsigned long long)index_offset" in f.plan(x, target="sm_90").source
+
+
 def test_views_and_concatenations_keep_positions() -> None:
     seed = seed_of()
     x = torch.zeros(6, 40)

@@ -136,6 +136,13 @@ def test_what_is_refused(function: Callable[..., Any], error: type[Exception], w
         wl.fuse(function)(torch.ones(3, 4))
 
 
+def test_a_new_shape_compiles_nothing() -> None:
+    f = wl.fuse(lambda v: torch.nn.functional.dropout(v, 0.1) + wl.index(0) + wl.linear_index(), name="f")
+    sources = {f.plan(torch.ones(shape), target="sm_90").source for shape in ((64, 32), (8, 96), (1024, 4))}
+    assert len(sources) == 1
+    assert f.plan(torch.ones(3, 32), target="sm_90").kernels[0].plan.reasons[-1].choice == "random numbers"
+
+
 def test_the_text_of_a_position() -> None:
     position = ProgramPosition(0, "index", None)
     assert position_at(position, Pace("run", 32), ["i"]) == "(unsigned)index_offset + (unsigned)(i)"
