@@ -138,7 +138,10 @@ def index(dim: int) -> torch.Tensor:
             [1, 1],
             [2, 2]])
     """
-    return _Coordinates(_within("wl.index"), _Recipe(None, (int(dim),), {}))
+    _check_within("wl.index")
+    if type(dim) not in (int, _IntScalar):
+        _refuse(f"wl.index takes the number of a dim, not {dim!r}", "Pass an int")
+    return _Coordinates(_Recipe(None, (operator.index(dim),), {}))  # which a runtime scalar refuses
 
 
 def linear_index() -> torch.Tensor:
@@ -149,14 +152,13 @@ def linear_index() -> torch.Tensor:
     tensor([[0, 1, 2],
             [3, 4, 5]])
     """
-    return _Coordinates(_within("wl.linear_index"), _Recipe(None, (None,), {}))
+    _check_within("wl.linear_index")
+    return _Coordinates(_Recipe(None, (None,), {}))
 
 
-def _within(name: str) -> _Tracer:
-    tracer: _Tracer | None = getattr(_active, "tracer", None)
-    if tracer is None:
+def _check_within(name: str) -> None:
+    if getattr(_active, "tracer", None) is None:
         raise TraceError(f"{name} was called outside a fused function, where no element is being computed. Use torch.arange there.")
-    return tracer
 
 
 _active = threading.local()
@@ -455,12 +457,12 @@ class _Coordinates(_Tensor):
 
     _recipe: _Recipe
 
-    def __new__(cls, tracer: _Tracer, recipe: _Recipe) -> _Coordinates:
+    def __new__(cls, recipe: _Recipe) -> _Coordinates:
         tensor = torch.Tensor.__new__(cls)
         tensor._recipe = recipe
         return tensor
 
-    def __init__(self, tracer: _Tracer, recipe: _Recipe) -> None:
+    def __init__(self, recipe: _Recipe) -> None:
         pass
 
     def _shapeless(self, what: str) -> NoReturn:
@@ -645,7 +647,7 @@ class _Tracer:
         is_known = func in _SPELLINGS or func in _CAST_METHODS or func in (torch.Tensor.to, torch.Tensor.type, torch.Tensor.type_as)
         if not is_known or func in DRAW_SPELLINGS:
             _refuse(f"{_spelled(func)} needs the shape of coordinates, which have none before they meet a tensor", _MEET)
-        return _Coordinates(self, _Recipe(func, args, kwargs))
+        return _Coordinates(_Recipe(func, args, kwargs))
 
     def _meet(self, leaf: Any, like: tuple[_Tensor, ...], made: dict[_Recipe, Any]) -> Any:
         """The tensor that coordinates are beside the tensors ``like``; any other leaf is itself."""

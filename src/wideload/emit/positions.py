@@ -54,7 +54,7 @@ def declare_positions(program: Program, variant: Variant, count: int) -> list[st
     return [f"vec<{_held(position, pace)}, {count}> {position.name}_v = {{}};" for position, pace in _paced(program, variant)]
 
 
-def count_positions(program: Program, variant: Variant, count: int, coordinates: Sequence[str]) -> list[str]:
+def count_positions(program: Program, variant: Variant, count: int, coordinates: Sequence[str], *, declared: bool = True) -> list[str]:
     """Fill the vectors for elements that follow one another along the innermost dim, from ``coordinates`` on."""
     lines = []
     for position, pace in _paced(program, variant):
@@ -66,7 +66,8 @@ def count_positions(program: Program, variant: Variant, count: int, coordinates:
             value = f"count_{pace.step}<{count}>({first}{stride})"
         else:
             value = f"draw_{pace.step}<{draw.bits}, {count}>(seed, {draw.stream}, {first}{stride})"
-        lines.append(f"{position.name}_v = {value};")
+        of = "" if declared else f"const vec<{_held(position, pace)}, {count}> "
+        lines.append(f"{of}{position.name}_v = {value};")
     return lines
 
 
