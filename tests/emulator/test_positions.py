@@ -100,6 +100,16 @@ def test_in_tiles(dtype: torch.dtype, shape: tuple[int, int]) -> None:
                 same(out[:3], uniform)
 
 
+def test_in_tiles_whose_lines_run_along_an_outer_dim() -> None:
+    """The kernel nests its loops in another order than the output's: positions follow."""
+    f = wl.fuse(lambda v, w: (v + w) * 0 + wl.linear_index() + wl.index(0) * 10000 + wl.index(1) * 100000, name="count")
+    shape = (64, 5, 96)
+    x, y = torch.zeros(shape), torch.zeros(5, 96, 64).permute(2, 0, 1)
+    assert family(f, x, y) == "tile"
+    first, second = (torch.arange(size).view(-1, *[1] * dims) for size, dims in ((64, 2), (5, 1)))
+    same(run_emulated(f, x, y), (counted(shape) + first * 10000 + second * 100000).float())
+
+
 @pytest.mark.parametrize("dtype", [bf16, f16, f32, f64], ids=str)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_draws_in_every_family_are_philox(name: str, dtype: torch.dtype) -> None:

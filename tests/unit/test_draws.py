@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import wideload as wl
 from tests.philox import integers
-from wideload.draws import DRAW_OPS
+from wideload.draws import DRAW_OPS, DRAW_SPELLINGS
 
 bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 
@@ -50,6 +50,8 @@ def test_rand_like_of_another_dtype() -> None:
 def test_a_probability_takes_as_few_bits_as_hold_it(p: float, bits: int, threshold: int) -> None:
     """0.3 * 65536 = 19660.8, off by 1e-5; 1e-3 * 65536 = 65.536, off by 0.7 %."""
     x = torch.randn(7, 31)
+    _, draw, below, _ = DRAW_SPELLINGS[F.dropout](x, p).operands
+    assert (draw.bits, below) == (bits, threshold)
     kept = drawn(bits, x) >= threshold
     scale = torch.tensor(1 / (1 - p) if p < 1 else 0.0)
     got = wl.fuse(lambda v: F.dropout(v, p))(x)
