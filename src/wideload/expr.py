@@ -210,8 +210,8 @@ Node = Load | Number | Const | Apply | Cast | Viewed | Joined | Coordinate | Dra
 class Expr:
     """A traced function: ``nodes`` in order of computation, and the nodes that are its results.
 
-    ``same_shapes`` are pairs of nodes, one stored in place of the other: torch allows no other shape. An expression with draws has
-    one tensor more than operands, the last: the seed, one int64.
+    ``same_shapes`` are pairs of nodes, one stored in place of the other: torch allows no other shape, and the strides stay. An
+    expression with draws has one tensor more than operands, the last: the seed, one int64.
     """
 
     name: str

@@ -236,6 +236,13 @@ _op("square", "input", torch.square, floating="{input} * {input}", integer="::wr
 _op("reciprocal", "input", torch.reciprocal, floating="1 / {input}")
 _row("clone", "input", torch.clone, every="{input}", keeps_format=True)
 _op("contiguous", "input", torch.Tensor.contiguous, every="{input}", keeps_format=True, makes_contiguous=True)
+_row(
+    "clone_contiguous",
+    "input",
+    lambda input: input.clone(memory_format=torch.contiguous_format),
+    every="{input}",
+    makes_contiguous=True,
+)
 _op("detach", "input", torch.detach, every="{input}", is_alias=True)
 
 
@@ -246,7 +253,7 @@ def _add(input: Any, other: Any, *, alpha: Any = 1) -> Call:
 
 @_spells("clone")
 def _clone(input: Any, *, memory_format: torch.memory_format = torch.preserve_format) -> Call:
-    return call("contiguous" if memory_format == torch.contiguous_format else "clone", input)
+    return call("clone_contiguous" if memory_format == torch.contiguous_format else "clone", input)
 
 
 @_spells("sub subtract __sub__")

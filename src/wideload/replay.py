@@ -13,7 +13,15 @@ import torch
 
 from wideload.errors import LayoutError
 from wideload.expr import Apply, Cast, Const, Coordinate, Draw, Expr, Joined, Load, Node, Number, Viewed
-from wideload.layout import broadcast_shapes, contiguous_strides, is_row_major, iterator_strides, like_strides
+from wideload.layout import (
+    broadcast_shapes,
+    channels_last_strides,
+    contiguous_strides,
+    has_channels_last,
+    is_row_major,
+    iterator_strides,
+    like_strides,
+)
 from wideload.promotion import operand_dtypes
 from wideload.views import View, apply_views
 
@@ -42,12 +50,12 @@ def replay_layout(expr: Expr, operands: Sequence[NodeLayout], device_type: str) 
     """
     layouts: list[NodeLayout] = []
     placeless: set[int] = set()
+    targets = dict(expr.same_shapes)
     for number, node in enumerate(expr.nodes):
-        if _is_placeless(expr, node, placeless):
-            placeless.add(number)
-            layouts.append(_placeless(node, layouts))
-            continue
         match node:
+            case _ if _is_placeless(expr, node, placeless):
+                placeless.add(number)
+                layouts.append(_placeless(node, layouts))
             case Load():
                 layouts.append(operands[node.operand])
             case Viewed():
@@ -83,10 +91,13 @@ def replay_layout(expr: Expr, operands: Sequence[NodeLayout], device_type: str) 
                 layouts.append(NodeLayout(shape, iterator_strides(shape, placed)))
             case _:
                 layouts.append(_NUMBER)
-    for value, target in expr.same_shapes:
-        if layouts[value].shape != layouts[target].shape:
-            have, room = layouts[value].shape, layouts[target].shape
-            raise LayoutError(f"an in-place result has shape {have}, the tensor it is stored in {room}. Use the out-of-place form.")
+        if number in targets:
+            have, room = layouts[number], layouts[targets[number]]
+            if have.shape != room.shape:
+                raise LayoutError(
+                    f"an in-place result has shape {have.shape}, the tensor it is stored in {room.shape}. Use the out-of-place form."
+                )
+            layouts[number] = room
     return tuple(layouts)
 
 
@@ -113,13 +124,14 @@ def _placeless(node: Node, layouts: Sequence[NodeLayout]) -> NodeLayout:
 
 
 def _joined(parts: Sequence[NodeLayout], dim: int) -> NodeLayout:
-    """What ``torch.cat`` makes: a new tensor in row-major order."""
+    """What ``torch.cat`` makes: a new tensor in row-major order, or channels last where all parts are."""
     size = sum(part.shape[dim] for part in parts)
     shapes = {(*part.shape[:dim], size, *part.shape[dim + 1 :]) for part in parts}
     if len(shapes) > 1:
         raise LayoutError(f"cat of shapes {', '.join(str(part.shape) for part in parts)} along dim {dim}: the other sizes must be equal")
     shape = shapes.pop()
-    return NodeLayout(shape, contiguous_strides(shape))
+    is_channels_last = all(has_channels_last(part.shape, part.strides) for part in parts)
+    return NodeLayout(shape, channels_last_strides(shape) if is_channels_last else contiguous_strides(shape))
 
 
 def _conversions(expr: Expr, node: Apply) -> list[tuple[torch.dtype | None, torch.dtype | None]]:

@@ -7,7 +7,7 @@ DEVICE void causal_dropout_element(const float scores, const long long index, co
     out = where;
 }
 
-extern "C" __global__ void __launch_bounds__(128, 8)
+extern "C" __global__ void __launch_bounds__(128)
 causal_dropout_rows(
     const bf16* __restrict__ scores_data,
     bf16* __restrict__ out_data,
@@ -43,7 +43,7 @@ causal_dropout_rows(
     const unsigned at0 = (unsigned)(e) - rest0 * (unsigned)size0;
     const unsigned rest1 = divide_u31(rest0, multiplier1, shift1);
     const unsigned at1 = rest0 - rest1 * (unsigned)size1;
-    scores_v = load_vector<8>(scores_data + (at1 * (unsigned)scores_stride1 + rest1 * (unsigned)scores_stride2 + at0));
+    scores_v = load_vector<8>(scores_data + (at1 * (unsigned)scores_stride1 + rest1 * (unsigned)scores_stride2 + (unsigned)at0));
     index_v = count_run<8>((unsigned)index_offset + (unsigned)(at0) + (unsigned)(at1) * (unsigned)index_stride1 + (unsigned)(rest1) * (unsigned)index_stride2);
     index_2_v = repeat_element<8>((unsigned)index_2_offset + (unsigned)(at1) * (unsigned)index_2_stride1 + (unsigned)(rest1) * (unsigned)index_2_stride2);
     draw_v = draw_run<16, 8>(seed, 0, (unsigned)draw_offset + (unsigned)(at0) + (unsigned)(at1) * (unsigned)draw_stride1 + (unsigned)(rest1) * (unsigned)draw_stride2);
