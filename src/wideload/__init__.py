@@ -5,8 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from wideload import ops
-from wideload.errors import CompileError, DeviceError, DtypeError, GradError, LayoutError, OverlapError, TraceError, WideloadError
+from wideload.errors import (
+    CompileError,
+    DeviceError,
+    DtypeError,
+    GradError,
+    LayoutError,
+    OverlapError,
+    RangeError,
+    TraceError,
+    WideloadError,
+)
 from wideload.fused import FusedFunction, fuse
+from wideload.trace import index, linear_index
 
 if TYPE_CHECKING:
     from wideload.measure.bench import bench
@@ -26,6 +37,7 @@ __all__ = [
     "GradError",
     "LayoutError",
     "OverlapError",
+    "RangeError",
     "Roofline",
     "SelfTest",
     "TraceError",
@@ -34,6 +46,8 @@ __all__ = [
     "compare",
     "compare_results",
     "fuse",
+    "index",
+    "linear_index",
     "ops",
     "random_tensor",
     "roofline",

@@ -5,7 +5,17 @@ Nothing else lives here, so that every layer may raise them.
 
 from __future__ import annotations
 
-__all__ = ["CompileError", "DeviceError", "DtypeError", "GradError", "LayoutError", "OverlapError", "TraceError", "WideloadError"]
+__all__ = [
+    "CompileError",
+    "DeviceError",
+    "DtypeError",
+    "GradError",
+    "LayoutError",
+    "OverlapError",
+    "RangeError",
+    "TraceError",
+    "WideloadError",
+]
 
 
 class WideloadError(Exception):
@@ -22,6 +32,10 @@ class DtypeError(WideloadError, TypeError):
 
 class LayoutError(WideloadError, ValueError):
     """Shapes that do not broadcast, an ``out=`` of another shape, or a tensor that has no strides."""
+
+
+class RangeError(WideloadError, ValueError):
+    """A number outside the range that torch allows."""
 
 
 class OverlapError(WideloadError, RuntimeError):

@@ -21,7 +21,7 @@ from wideload.lower import ScalarParameter
 from wideload.overlap import Extent, relation
 from wideload.plan import ACCESS_BYTES, KernelPlan, Operand, Target, plan_kernels
 from wideload.promotion import infer_dtype
-from wideload.push import push_views
+from wideload.push import PushedExpr, push_views
 from wideload.replay import NodeLayout
 
 __all__ = [
@@ -78,12 +78,21 @@ def plan_call(
 ) -> tuple[KernelPlan, ...]:
     """The kernels for these tensors: views pushed down to the operands, then planned. ``layouts`` are those of every node."""
     pushed, operands, targets = place_call(expr, layouts, tensors, outputs, device)
-    return plan_kernels(pushed, operands, targets, numerics=numerics, fast_math=fast_math, is_in_place=is_in_place)
+    return plan_kernels(
+        pushed.expr,
+        operands,
+        targets,
+        numerics=numerics,
+        fast_math=fast_math,
+        is_in_place=is_in_place,
+        walks=pushed.walks,
+        seed=len(expr.operands),
+    )
 
 
 def place_call(
     expr: Expr, layouts: Sequence[NodeLayout], tensors: Sequence[torch.Tensor], outputs: Sequence[Output], device: torch.device
-) -> tuple[Expr, list[Operand], list[Target]]:
+) -> tuple[PushedExpr, list[Operand], list[Target]]:
     """The expression without views, and the views of these tensors that it reads and writes."""
     pushed = push_views(expr, layouts, [(output.node, position, output.layout) for position, output in enumerate(outputs)])
     operands = []
@@ -98,7 +107,7 @@ def place_call(
         offset = store.view.offset * output.dtype.itemsize
         phase = (output.phase_bytes + offset) % ACCESS_BYTES
         targets.append(Target(store.node, output.dtype, NodeLayout(store.view.shape, store.view.strides), phase, store.output, offset))
-    return pushed.expr, operands, targets
+    return pushed, operands, targets
 
 
 def prepare_launches(plans: Sequence[KernelPlan], device: int) -> tuple[Launch, ...]:
@@ -135,7 +144,7 @@ def kernel_arguments(
     scalars: tuple[Any, ...],
     pointer: Callable[[torch.Tensor, int], Any],
 ) -> list[Any]:
-    """A kernel's arguments in the order of its parameters: loads, stores, sizes, runtime scalars.
+    """A kernel's arguments in the order of its parameters: loads, stores, seed, sizes, runtime scalars.
 
     ``pointer`` makes an argument of a tensor and a number of bytes behind its first element.
     """
@@ -143,6 +152,7 @@ def kernel_arguments(
     return [
         *(value_of(tensors[tensor]) if access == "value" else pointer(tensors[tensor], offset) for (tensor, offset), access in loads),
         *(pointer(outs[output], offset) for output, offset in plan.targets),
+        *([] if plan.seed is None else [pointer(tensors[plan.seed], 0)]),
         *plan.sizes,
         *(scalar_argument(parameter, scalars) for parameter in plan.program.scalars),
     ]

@@ -5,6 +5,7 @@ Frozen data and its printer. Knows dtypes and dims, never sizes, strides, device
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -20,6 +21,8 @@ __all__ = [
     "Apply",
     "Cast",
     "Const",
+    "Coordinate",
+    "Draw",
     "Expr",
     "HostCall",
     "HostInput",
@@ -29,6 +32,7 @@ __all__ = [
     "Node",
     "Number",
     "Numerics",
+    "Position",
     "Viewed",
     "evaluate_host",
     "is_view_of_operand",
@@ -165,14 +169,49 @@ class Joined:
     at: Location | None = field(default=None, compare=False)
 
 
-Node = Load | Number | Const | Apply | Cast | Viewed | Joined
+@dataclass(frozen=True)
+class Coordinate:
+    """The coordinate along ``dim`` of each element, or with None its row-major index, in the shape that nodes ``like`` broadcast to."""
+
+    dim: int | None
+    like: tuple[int, ...]
+    ndim: int
+    dtype: torch.dtype = torch.int64
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A random integer of ``bits`` bits for each element of node ``like``; no two draws of an expression have one ``stream``."""
+
+    like: int
+    bits: int
+    stream: int
+    ndim: int
+    dtype: torch.dtype = torch.int64
+
+
+@dataclass(frozen=True)
+class Position:
+    """What a ``Coordinate`` or a ``Draw`` becomes once views are pushed: a number that walks the elements as an operand's offset does.
+
+    ``walk`` says which of the pushed expression's walks; with ``draw`` it counts the random integers of that draw.
+    """
+
+    walk: int
+    ndim: int
+    draw: Draw | None = None
+    dtype: torch.dtype = torch.int64
+
+
+Node = Load | Number | Const | Apply | Cast | Viewed | Joined | Coordinate | Draw | Position
 
 
 @dataclass(frozen=True)
 class Expr:
     """A traced function: ``nodes`` in order of computation, and the nodes that are its results.
 
-    ``same_shapes`` are pairs of nodes, one stored in place of the other: torch allows no other shape, and the strides stay.
+    ``same_shapes`` are pairs of nodes, one stored in place of the other: torch allows no other shape, and the strides stay. An
+    expression with draws has one tensor more than operands, the last: the seed, one int64.
     """
 
     name: str
@@ -180,6 +219,11 @@ class Expr:
     nodes: tuple[Node, ...]
     outputs: tuple[int, ...]
     same_shapes: tuple[tuple[int, int], ...] = ()
+
+    @functools.cached_property
+    def has_draws(self) -> bool:
+        """Whether a node is random."""
+        return any(isinstance(node, Draw) for node in self.nodes)
 
     def __str__(self) -> str:
         lines = [f"{self.name}({', '.join(f'{x.name}: {dtype_name(x.dtype)}[{x.ndim}d]' for x in self.operands)})"]
@@ -195,14 +239,23 @@ class Expr:
                     text = f"cast %{node.operand}: {dtype_name(node.dtype)}"
                 case Viewed():
                     text = f"%{node.operand}.{'.'.join(map(str, node.steps))}"
+                case Coordinate():
+                    text = f"{'linear_index()' if node.dim is None else f'index({node.dim})'} of {_listed(node.like)}"
+                case Draw():
+                    text = f"{node.bits} random bits like %{node.like}"
+                case Position():
+                    text = f"walk {node.walk}" + (f": {node.draw.bits} random bits" if node.draw else "")
                 case Joined():
-                    text = f"cat({', '.join(f'%{i}' for i in node.operands)}; dim {node.dim})"
+                    text = f"cat({_listed(node.operands)}; dim {node.dim})"
                 case Apply():
-                    args = ", ".join(f"%{i}" for i in node.operands)
-                    text = f"{node.op.name}({args}): {dtype_name(node.dtype)}"
+                    text = f"{node.op.name}({_listed(node.operands)}): {dtype_name(node.dtype)}"
             lines.append(f"  %{number} = {text}")
-        lines.append(f"  return {', '.join(f'%{i}' for i in self.outputs)}")
+        lines.append(f"  return {_listed(self.outputs)}")
         return "\n".join(lines)
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    return ", ".join(f"%{number}" for number in numbers)
 
 
 def _host_text(value: HostValue) -> str:

@@ -37,7 +37,7 @@ from wideload.gpus import find_target
 from wideload.outputs import check_outputs
 from wideload.plan import KernelPlan
 from wideload.planned import Plan
-from wideload.reference import evaluate_expr
+from wideload.reference import evaluate_expr, with_seed
 from wideload.replay import NodeLayout, replay_layout
 from wideload.structure import map_structure, same_structure
 from wideload.trace import HostResult, NumberArg, TensorArg, TensorResult, Traced, is_traced, trace_function
@@ -442,9 +442,8 @@ class FusedFunction:
         """Results by the reference, in the strides that eager gives."""
         grad = _wants_grad(call.tensors)
         outputs = traced.expr.outputs
-        results = evaluate_expr(
-            traced.expr, outputs, call.tensors, tuple(call.scalars), numerics=self._options.numerics, differentiable=grad
-        )
+        tensors = with_seed(traced.expr, call.tensors, call.device)
+        results = evaluate_expr(traced.expr, outputs, tensors, tuple(call.scalars), numerics=self._options.numerics, differentiable=grad)
         return [
             result if result.stride() == layouts[node].strides or grad else _restrided(result, layouts[node])
             for result, node in zip(results, outputs, strict=True)
@@ -464,7 +463,8 @@ class FusedFunction:
         if prepared is None:
             prepared = _remember(self._prepared, layout_key, self._prepare(call, traced))
         outs = [_empty(output.layout, output.dtype, call.device) for output in prepared.outputs]
-        run_launches(prepared.launches, call.device.index, call.tensors, outs, tuple(call.scalars))
+        tensors = with_seed(traced.expr, call.tensors, call.device)
+        run_launches(prepared.launches, call.device.index, tensors, outs, tuple(call.scalars))
         written = iter(outs)
         nodes = traced.expr.outputs
         shared = [node for node in nodes if is_view_of_operand(traced.expr, node)]
@@ -516,7 +516,8 @@ class FusedFunction:
                 _copy_all(outs, fresh)
 
             return compute_and_copy
-        launch = stage_launches(prepared.launches, call.device.index, call.tensors, outs, tuple(call.scalars))
+        tensors = with_seed(traced.expr, call.tensors, call.device)
+        launch = stage_launches(prepared.launches, call.device.index, tensors, outs, tuple(call.scalars))
 
         def run() -> None:
             launch()

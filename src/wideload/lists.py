@@ -205,12 +205,12 @@ def plan_member(
     ``is_written``: the outputs are the caller's, and may be arguments too; then each element is to be read where it is written.
     """
     pushed, operands, targets = place_call(expr, layouts, tensors, outputs, device)
-    if any(target.layout != outputs[target.output].layout for target in targets):
+    if pushed.walks or any(target.layout != outputs[target.output].layout for target in targets):
         return None
     whole = [NodeLayout(tuple(tensor.shape), tensor.stride()) for tensor in tensors]
     if is_written and any(operand.layout != whole[operand.tensor] for operand in operands):
         return None
-    program = lower_expr(pushed, tuple(Store(t.node, t.dtype) for t in targets), numerics=numerics, fast_math=fast_math)
+    program = lower_expr(pushed.expr, tuple(Store(t.node, t.dtype) for t in targets), numerics=numerics, fast_math=fast_math)
     if all(0 in target.layout.shape for target in targets):
         return Member(program, (), (), (), 0)
     chosen = choose_accesses(program, operands, targets)

@@ -15,11 +15,11 @@ import torch
 
 from wideload.dtypes import Kind, ScalarType, is_half, scalar_type
 from wideload.errors import DtypeError
-from wideload.expr import Apply, Cast, Const, Expr, HostValue, Load, Location, Node, Number, Numerics
+from wideload.expr import Apply, Cast, Const, Draw, Expr, HostValue, Load, Location, Node, Number, Numerics, Position
 from wideload.ops_table import Op
 from wideload.promotion import Sample, operand_dtypes, sample_of
 
-__all__ = ["Parameter", "Program", "RangeCheck", "Result", "ScalarParameter", "Statement", "Store", "lower_expr"]
+__all__ = ["Parameter", "Program", "ProgramPosition", "RangeCheck", "Result", "ScalarParameter", "Statement", "Store", "lower_expr"]
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,22 @@ class ScalarParameter:
 
 
 @dataclass(frozen=True)
+class ProgramPosition:
+    """A number that the kernel works out of where the element lies: a coordinate, or the random integer of ``draw`` counted by it."""
+
+    walk: int
+    name: str
+    draw: Draw | None
+
+    @property
+    def ctype(self) -> str:
+        """The C++ type that the element function takes."""
+        if self.draw is None:
+            return "long long"
+        return "unsigned long long" if self.draw.bits > 32 else "unsigned"
+
+
+@dataclass(frozen=True)
 class Statement:
     """``const ctype name = text;`` and the user's line that it comes from."""
 
@@ -101,6 +117,12 @@ class Program:
     statements: tuple[Statement, ...]
     results: tuple[Result, ...]
     num_functions: int
+    positions: tuple[ProgramPosition, ...] = ()
+
+    @property
+    def has_draws(self) -> bool:
+        """Whether the kernel reads a seed."""
+        return any(position.draw for position in self.positions)
 
 
 _RESERVED = frozenset(
@@ -116,9 +138,9 @@ _RESERVED = frozenset(
 """C++'s and CUDA's own words, and the prelude's macros. Functions need no place here: the table's calls begin with ``::``."""
 _KERNELS_OWN = re.compile(
     r"n|i|k|m|d|e|first|lead|pad|phase|slot|column|line|across|along|turn|is_(full|inside|whole|aligned)|(column|line)0"
-    r"|(at|rest|size|slots|tiles|multiplier|shift)\d+|\w+_(v|r|at|data|value|span|tile|stride\d+|element)|__\w*"
-    r"|vec|f16|bf16|boolean|(load|store|fill|gather|round|repeat|tile)_\w+|widen|narrow_to|convert|settled|pack|divide_u\d+"
-    r"|chunks?|lists|phase_of"
+    r"|(at|rest|size|slots|tiles|multiplier|shift)\d+|\w+_(v|r|at|data|value|span|tile|offset|stride\d+|element)|seed|__\w*"
+    r"|vec|f16|bf16|boolean|(load|store|fill|gather|round|repeat|tile|count|draw)_\w+|widen|narrow_to|convert|settled|pack|divide_u\d+"
+    r"|chunks?|lists|phase_of|r"
 )
 """What the kernels of emit/ call their own variables, where a runtime scalar keeps its name, and the prelude's names that they use."""
 
@@ -183,6 +205,14 @@ class _Lowering:
                     )
                 )
                 self._values[number] = scalars[-1].name
+        positions: dict[tuple[int, Draw | None], ProgramPosition] = {}
+        for number in self._needed_in_order((Position,)):
+            node = nodes[number]
+            assert isinstance(node, Position)
+            if (node.walk, node.draw) not in positions:
+                name = self._names.take("draw" if node.draw else "index")
+                positions[node.walk, node.draw] = ProgramPosition(node.walk, name, node.draw)
+            self._values[number] = positions[node.walk, node.draw].name
         for number in self._needed_in_order((Apply, Cast)):
             node = nodes[number]
             assert isinstance(node, Apply | Cast)
@@ -192,7 +222,15 @@ class _Lowering:
             self._values[number] = name
         results = tuple(self._result(position, store) for position, store in enumerate(self._stores))
         num_functions = sum(self._count_functions(number) for number in self._needed_in_order((Apply,)))
-        return Program(self._expr.name, tuple(parameters.values()), tuple(scalars), tuple(statements), results, num_functions)
+        return Program(
+            self._expr.name,
+            tuple(parameters.values()),
+            tuple(scalars),
+            tuple(statements),
+            results,
+            num_functions,
+            tuple(positions.values()),
+        )
 
     def _count_functions(self, number: int) -> int:
         node = self._expr.nodes[number]

@@ -19,8 +19,23 @@ from wideload.gpus import SECTOR_BYTES
 from wideload.layout import INT31_MAX, Dim, IterSpace, build_space, expand_strides, magic_divisor
 from wideload.lower import Program, Store, lower_expr
 from wideload.replay import NodeLayout
+from wideload.views import View
 
-__all__ = ["ACCESS_BYTES", "THREADS", "Access", "KernelPlan", "Operand", "Reason", "Table", "Target", "Tile", "Variant", "plan_kernels"]
+__all__ = [
+    "ACCESS_BYTES",
+    "THREADS",
+    "Access",
+    "KernelPlan",
+    "Operand",
+    "Pace",
+    "Reason",
+    "Strip",
+    "Table",
+    "Target",
+    "Tile",
+    "Variant",
+    "plan_kernels",
+]
 
 ACCESS_BYTES = 16
 """The widest load or store of one thread on sm_75 to sm_90; wider vectors a thread were slower on H200 (4.28 against 4.33 TB/s)."""
@@ -85,6 +100,17 @@ Access = Literal[
 in which it is every second, third or fourth element; one access an element, of an output whose address is not aligned as the first
 output's is; one element a row; one element for all; through its strides; through shared memory, where its fast dim is not the outputs'
 (aligned or realigned); by value (a 0-dim CPU tensor)."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How a position of the program changes from one element of a thread to the next: by one, not at all, or by a run-time stride.
+
+    ``bits`` are those in which every position fits, and which the kernel works it out in.
+    """
+
+    step: Literal["run", "row", "apart"]
+    bits: Literal[32, 64]
 
 
 @dataclass(frozen=True)
@@ -166,11 +192,11 @@ class Strip:
 class Variant:
     """What a kernel's text depends on besides its program.
 
-    ``loads`` go with the program's parameters, ``stores`` with its results; ``elements`` is how many a thread computes;
-    ``is_in_place`` forbids the read-only cache; ``threads`` are those of a block; ``tile`` is a tile kernel's, ``table`` a foreach
-    kernel's. ``is_whole`` says that sizes and addresses leave no access that is partly outside, so that the kernel has no edges.
-    ``steps`` are those of the loads, and how many elements before an operand's first one its aligned words begin: (1, 0) of all but
-    ``stepped`` ones.
+    ``loads`` go with the program's parameters, ``stores`` with its results, ``paces`` with its positions; ``elements`` is how many a
+    thread computes; ``is_in_place`` forbids the read-only cache; ``threads`` are those of a block; ``tile`` is a tile kernel's, ``strip``
+    a strips kernel's, ``table`` a foreach kernel's. ``is_whole`` says that sizes and addresses leave no access that is partly outside, so
+    that the kernel has no edges. ``steps`` are those of the loads, and how many elements before an operand's first one its aligned words
+    begin: (1, 0) of all but ``stepped`` ones.
     """
 
     family: Family
@@ -184,8 +210,9 @@ class Variant:
     tile: Tile | None = None
     is_whole: bool = False
     steps: tuple[tuple[int, int], ...] = ()
-    table: Table | None = None
+    paces: tuple[Pace, ...] = ()
     strip: Strip | None = None
+    table: Table | None = None
 
     @property
     def load_steps(self) -> tuple[tuple[int, int], ...]:
@@ -198,7 +225,8 @@ class KernelPlan:
     """One launch.
 
     ``sources`` and ``targets`` are (tensor, bytes behind its first element) of the parameters and of the results, which walk
-    memory by ``source_layouts`` and ``target_layouts``; ``sizes`` are the run-time integers that follow the pointers.
+    memory by ``source_layouts`` and ``target_layouts``; ``sizes`` are the run-time integers that follow the pointers. ``seed`` is the
+    tensor that holds the seed of a program with draws.
     """
 
     program: Program
@@ -211,6 +239,7 @@ class KernelPlan:
     grid: int
     sizes: tuple[int, ...]
     reasons: tuple[Reason, ...]
+    seed: int | None = None
 
     @property
     def name(self) -> str:
@@ -219,9 +248,20 @@ class KernelPlan:
 
 
 def plan_kernels(
-    expr: Expr, operands: Sequence[Operand], targets: Sequence[Target], *, numerics: Numerics, fast_math: bool, is_in_place: bool
+    expr: Expr,
+    operands: Sequence[Operand],
+    targets: Sequence[Target],
+    *,
+    numerics: Numerics,
+    fast_math: bool,
+    is_in_place: bool,
+    walks: Sequence[View] = (),
+    seed: int | None = None,
 ) -> tuple[KernelPlan, ...]:
-    """One kernel for each shape among the ``targets``; none for those without elements. Nearly always that is one."""
+    """One kernel for each shape among the ``targets``; none for those without elements. Nearly always that is one.
+
+    ``walks`` are those of the expression's positions, ``seed`` the tensor from which its draws start.
+    """
     shapes: dict[tuple[int, ...], list[int]] = {}
     for position, target in enumerate(targets):
         shapes.setdefault(target.layout.shape, []).append(position)
@@ -230,7 +270,8 @@ def plan_kernels(
         chosen = [targets[position] for position in positions]
         program = lower_expr(expr, tuple(Store(t.node, t.dtype) for t in chosen), numerics=numerics, fast_math=fast_math)
         if 0 not in shape:
-            plans.append(_plan_kernel(program, operands, chosen, shape, is_in_place))
+            plan = _plan_kernel(program, operands, chosen, shape, is_in_place, walks)
+            plans.append(replace(plan, seed=seed) if program.has_draws else plan)
     return tuple(plans)
 
 
@@ -240,6 +281,7 @@ def _plan_kernel(
     targets: Sequence[Target],
     shape: tuple[int, ...],
     is_in_place: bool,
+    position_walks: Sequence[View],
 ) -> KernelPlan:
     loads = [operands[parameter.operand] for parameter in program.parameters]
     tensors: list[Operand | Target] = [*(load for load in loads if not load.on_host), *targets]
@@ -247,20 +289,29 @@ def _plan_kernel(
     num_inputs = len(tensors) - len(targets)
     load_strides = [expand_strides(load.layout.shape, load.layout.strides, shape) for load in loads]
     strides = [expand_strides(x.layout.shape, x.layout.strides, shape) for x in tensors]
-    space = build_space(shape, strides, outputs=range(num_inputs, len(strides)))
+    positions = [position_walks[position.walk] for position in program.positions]
+    position_strides = [expand_strides(view.shape, view.strides, shape) for view in positions]
+    space = build_space(shape, [*strides, *position_strides], outputs=range(num_inputs, len(strides)))
     walks = [
         _Walk(name, scalar_type(x.dtype, "an operand"), x.phase_bytes, tuple(dim.strides[row] for dim in space.dims), space.num_elements)
         for row, (name, x) in enumerate(zip(names, tensors, strict=True))
     ]
     choice = (
         _choose_dense(walks, num_inputs)
-        or _choose_strips(space, walks, num_inputs)
+        or (None if positions else _choose_strips(space, walks, num_inputs))
         or _choose_rows(space, walks, num_inputs)
         or _choose_pitched(space, walks, num_inputs)
         or _choose_tile(space, walks, num_inputs)
         or _choose_strided(space, walks)
     )
     accesses, steps = iter(choice.accesses), iter(choice.steps)
+    paces, position_sizes = [], []
+    for row, view in enumerate(positions, start=len(tensors)):
+        along = [dim.strides[row] for dim in space.dims] or [0]
+        along = [along[d] for d in choice.order or range(len(along))]
+        pace = _pace(view, along[0])
+        paces.append(pace)
+        position_sizes += [view.offset, *(along if pace.step == "apart" else along[1:])]
     load_accesses: list[Access] = ["value" if load.on_host else next(accesses) for load in loads]
     variant = Variant(
         choice.family,
@@ -274,19 +325,48 @@ def _plan_kernel(
         choice.tile,
         choice.is_whole,
         tuple((1, 0) if load.on_host else next(steps) for load in loads) if "stepped" in choice.accesses else (),
-        strip=choice.strip,
+        tuple(paces),
+        choice.strip,
     )
     grid = -(-choice.num_covered // (variant.threads * variant.elements))
     reasons = [*choice.reasons, Reason("grid", f"{grid} x {variant.threads}", "one-shot: a grid-stride loop measured 5 % slower on H200")]
     if is_in_place:
         reasons.append(Reason("cache", "coherent loads", "an output is also an input, so the read-only path is not allowed"))
+    reasons += _draw_reasons(program, paces)
     sources = tuple((load.tensor, load.offset_bytes) for load in loads)
     places = tuple((target.output, target.offset_bytes) for target in targets)
     source_layouts = tuple(NodeLayout(shape, strides) for strides in load_strides)
     target_layouts = tuple(target.layout for target in targets)
     return KernelPlan(
-        program, variant, sources, places, source_layouts, target_layouts, space.num_elements, grid, choice.sizes, tuple(reasons)
+        program,
+        variant,
+        sources,
+        places,
+        source_layouts,
+        target_layouts,
+        space.num_elements,
+        grid,
+        (*choice.sizes, *position_sizes),
+        tuple(reasons),
     )
+
+
+def _pace(view: View, stride: int) -> Pace:
+    """The pace of a position that walks by ``view``, where the innermost dim has ``stride``."""
+    last = view.offset + sum((size - 1) * along for size, along in zip(view.shape, view.strides, strict=True))
+    step: dict[int, Literal["run", "row"]] = {0: "row", 1: "run"}
+    return Pace(step.get(stride, "apart"), 32 if last <= INT31_MAX else 64)
+
+
+def _draw_reasons(program: Program, paces: Sequence[Pace]) -> list[Reason]:
+    reasons = []
+    for position, pace in zip(program.positions, paces, strict=True):
+        if position.draw is not None:
+            value = {"run": "blocks shared", "row": "one a row", "apart": "one block each"}[pace.step]
+            order = {"run": "follow one another", "row": "share a number", "apart": "do not follow one another"}[pace.step]
+            why = f"{position.draw.bits} bits an element; a thread's elements {order} in the draw's row-major order"
+            reasons.append(Reason("random numbers", value, why))
+    return reasons
 
 
 @dataclass(frozen=True)
@@ -319,7 +399,10 @@ class _Walk:
 
 @dataclass(frozen=True)
 class _Choice:
-    """A family and what it needs; ``num_covered`` is how many elements the grid covers."""
+    """A family and what it needs.
+
+    ``num_covered`` is how many elements the grid covers; ``order`` are the space's dims as the kernel nests them, where not as they are.
+    """
 
     family: Family
     accesses: tuple[Access, ...]
@@ -333,6 +416,7 @@ class _Choice:
     is_whole: bool = False
     steps: tuple[tuple[int, int], ...] = ()
     strip: Strip | None = None
+    order: tuple[int, ...] = ()
 
 
 def _vector_elements(walks: Sequence[_Walk], num_inputs: int) -> tuple[int, Reason]:
@@ -438,8 +522,8 @@ def _choose_strips(space: IterSpace, walks: Sequence[_Walk], num_inputs: int) ->
     )
     elements *= strip.rows
     runtime = (num_strips, *_divisions(slotted, bits), *strides)
-    accesses: tuple[Access, ...] = (*strip_loads, *("vector" for _ in outputs))
-    return _Choice("strips", accesses, elements, bits, num_strips * elements, runtime, reasons, is_whole=True, strip=strip)
+    strip_loads += ["vector" for _ in outputs]
+    return _Choice("strips", tuple(strip_loads), elements, bits, num_strips * elements, runtime, reasons, is_whole=True, strip=strip)
 
 
 def _find_strip(space: IterSpace, runs: Sequence[_Walk], elements: int) -> Strip | None:
@@ -602,7 +686,8 @@ def _choose_tile(space: IterSpace, walks: Sequence[_Walk], num_inputs: int) -> _
     why = f"{ACCESS_BYTES} bytes of the widest operand along the output ({widest.name})"
     reasons = (*_tile_reasons(tile, turned, outputs[0]), Reason("elements an access", str(width), why), index_width)
     reasons += (*_edge_reasons(is_whole, inputs, loads), *_narrow_reasons(loads, stores))
-    return _Choice("tile", (*loads, *stores), elements, bits, num_covered, runtime, reasons, threads, tile, is_whole)
+    accesses = (*loads, *stores)
+    return _Choice("tile", accesses, elements, bits, num_covered, runtime, reasons, threads, tile, is_whole, order=tuple(order))
 
 
 _FAST_DIM: dict[Access, tuple[int, ...]] = {"turned": (1,), "turned_realigned": (1,), "vector": (0,), "realigned": (0,), "row": (0,)}

@@ -6,6 +6,7 @@ device that torch has; knows nothing of kernels.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,10 +14,27 @@ import torch
 
 from wideload.dtypes import is_half
 from wideload.errors import LayoutError
-from wideload.expr import Apply, Cast, Const, Expr, Joined, Load, Number, Numerics, Viewed, is_view_of_operand, number_value
+from wideload.expr import (
+    Apply,
+    Cast,
+    Const,
+    Coordinate,
+    Draw,
+    Expr,
+    Joined,
+    Load,
+    Number,
+    Numerics,
+    Position,
+    Viewed,
+    is_view_of_operand,
+    number_value,
+)
+from wideload.layout import broadcast_shapes
+from wideload.random import draw_integers, draw_seed
 from wideload.views import View, ViewStep, apply_views
 
-__all__ = ["evaluate_expr"]
+__all__ = ["evaluate_expr", "with_seed"]
 
 
 def evaluate_expr(
@@ -50,6 +68,12 @@ def evaluate_expr(
                 value = _viewed(values[node.operand], node.steps)
             case Joined():
                 value = torch.cat([values[operand].to(_computed(node.dtype, fused)) for operand in node.operands], node.dim)
+            case Coordinate():
+                value = _coordinate(node, [values[number] for number in node.like])
+            case Draw():
+                value = draw_integers(tensors[-1], node.stream, node.bits, values[node.like].shape)
+            case Position():
+                raise AssertionError("the reference computes expressions whose views have not been pushed")
             case Cast():
                 value = values[node.operand].to(node.dtype)
             case Apply():
@@ -65,6 +89,20 @@ def evaluate_expr(
         is_shared = number in outputs[:position] and not is_view_of_operand(expr, number)
         results.append(result.clone() if is_shared else result)  # equal steps are computed once, and are two tensors from eager
     return results
+
+
+def with_seed(expr: Expr, tensors: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """The tensors of one call; where the expression draws, a new seed behind them."""
+    return [*tensors, draw_seed(device)] if expr.has_draws else tensors
+
+
+def _coordinate(node: Coordinate, like: Sequence[torch.Tensor]) -> torch.Tensor:
+    shape = broadcast_shapes(*(tuple(tensor.shape) for tensor in like))
+    device = max(like, key=lambda tensor: tensor.ndim).device  # a 0-dim CPU tensor may stand beside others
+    if node.dim is None:
+        return torch.arange(math.prod(shape), device=device).view(shape)
+    ones = (1,) * len(shape)
+    return torch.arange(shape[node.dim], device=device).view(*ones[: node.dim], -1, *ones[node.dim + 1 :])
 
 
 def _computed(dtype: torch.dtype, fused: bool) -> torch.dtype:
@@ -83,7 +121,7 @@ def _viewed(tensor: torch.Tensor, steps: tuple[ViewStep, ...]) -> torch.Tensor:
 
 def _result(value: Any, expr: Expr, number: int) -> torch.Tensor:
     node = expr.nodes[number]
-    assert isinstance(node, Load | Apply | Cast | Viewed | Joined)
+    assert not isinstance(node, Const | Number)
     result: torch.Tensor = value.to(node.dtype)
     return result
 
@@ -96,4 +134,8 @@ def _needed(expr: Expr, outputs: Sequence[int]) -> set[int]:
             needed.update(node.operands)
         elif number in needed and isinstance(node, Cast | Viewed):
             needed.add(node.operand)
+        elif number in needed and isinstance(node, Coordinate):
+            needed.update(node.like)
+        elif number in needed and isinstance(node, Draw):
+            needed.add(node.like)
     return needed

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from wideload.errors import LayoutError
-from wideload.expr import Apply, Cast, Const, Expr, Joined, Load, Number, Viewed
+from wideload.expr import Apply, Cast, Const, Coordinate, Draw, Expr, Joined, Load, Node, Number, Viewed
 from wideload.layout import (
     broadcast_shapes,
     channels_last_strides,
@@ -45,12 +45,17 @@ def replay_layout(expr: Expr, operands: Sequence[NodeLayout], device_type: str) 
     """The layout of every node of ``expr`` on ``device_type``. Raises ``LayoutError`` where shapes do not broadcast.
 
     On the CPU an operand of another dtype than the op computes in is first copied by ``.to``, which may change its strides;
-    on CUDA only ``torch.where`` does so.
+    on CUDA only ``torch.where`` does so. Coordinates and what is computed of them alone lie nowhere: their strides are 0, and they
+    have no say in those of others.
     """
     layouts: list[NodeLayout] = []
+    placeless: set[int] = set()
     targets = dict(expr.same_shapes)
     for number, node in enumerate(expr.nodes):
         match node:
+            case _ if _is_placeless(expr, node, placeless):
+                placeless.add(number)
+                layouts.append(_placeless(node, layouts))
             case Load():
                 layouts.append(operands[node.operand])
             case Viewed():
@@ -59,8 +64,8 @@ def replay_layout(expr: Expr, operands: Sequence[NodeLayout], device_type: str) 
                 layouts.append(NodeLayout(view.shape, view.strides))
             case Joined():
                 layouts.append(_joined([layouts[number] for number in node.operands], node.dim))
-            case Cast():
-                source = layouts[node.operand]
+            case Cast() | Draw():
+                source = layouts[node.operand if isinstance(node, Cast) else node.like]
                 layouts.append(NodeLayout(source.shape, like_strides(source.shape, source.strides)))
             case Apply() if node.op.is_alias:
                 layouts.append(layouts[node.operands[0]])
@@ -76,12 +81,14 @@ def replay_layout(expr: Expr, operands: Sequence[NodeLayout], device_type: str) 
                 sources = [layouts[number] for number in node.operands]
                 if device_type == "cpu" or node.op.converts_first:
                     sources = [_converted(layout, *at) for layout, at in zip(sources, _conversions(expr, node), strict=True)]
-                iterated = zip(sources, node.operands, node.op.operands, strict=True)
-                sources = [
-                    source for source, number, name in iterated if name in _OPERANDS or not isinstance(expr.nodes[number], Const | Number)
+                iterated = [
+                    (source, operand)
+                    for source, operand, name in zip(sources, node.operands, node.op.operands, strict=True)
+                    if name in _OPERANDS or not isinstance(expr.nodes[operand], Const | Number)
                 ]
-                shape = broadcast_shapes(*(source.shape for source in sources))
-                layouts.append(NodeLayout(shape, iterator_strides(shape, [(source.shape, source.strides) for source in sources])))
+                shape = broadcast_shapes(*(source.shape for source, _ in iterated))
+                placed = [(source.shape, source.strides) for source, operand in iterated if operand not in placeless]
+                layouts.append(NodeLayout(shape, iterator_strides(shape, placed)))
             case _:
                 layouts.append(_NUMBER)
         if number in targets:
@@ -92,6 +99,28 @@ def replay_layout(expr: Expr, operands: Sequence[NodeLayout], device_type: str) 
                 )
             layouts[number] = room
     return tuple(layouts)
+
+
+def _is_placeless(expr: Expr, node: Node, placeless: set[int]) -> bool:
+    """Whether a node is a coordinate or computed of coordinates and numbers alone."""
+    if isinstance(node, Apply):
+        return any(n in placeless for n in node.operands) and all(
+            n in placeless or isinstance(expr.nodes[n], Const | Number) for n in node.operands
+        )
+    return isinstance(node, Coordinate) or (isinstance(node, Cast) and node.operand in placeless)
+
+
+def _placeless(node: Node, layouts: Sequence[NodeLayout]) -> NodeLayout:
+    """The layout of such a node. A coordinate along one dim has size 1 along the others."""
+    if isinstance(node, Coordinate):
+        shape = broadcast_shapes(*(layouts[number].shape for number in node.like))
+        if node.dim is not None:
+            shape = tuple(size if dim == node.dim else 1 for dim, size in enumerate(shape))
+    else:
+        assert isinstance(node, Apply | Cast)
+        operands = node.operands if isinstance(node, Apply) else (node.operand,)
+        shape = broadcast_shapes(*(layouts[number].shape for number in operands))
+    return NodeLayout(shape, (0,) * len(shape))
 
 
 def _joined(parts: Sequence[NodeLayout], dim: int) -> NodeLayout:
@@ -108,7 +137,7 @@ def _joined(parts: Sequence[NodeLayout], dim: int) -> NodeLayout:
 def _conversions(expr: Expr, node: Apply) -> list[tuple[torch.dtype | None, torch.dtype | None]]:
     """The dtype that each operand has and the one it is brought to; None for a number."""
     nodes = [expr.nodes[number] for number in node.operands]
-    have = [operand.dtype if isinstance(operand, Load | Apply | Cast | Viewed | Joined) else None for operand in nodes]
+    have = [operand.dtype if not isinstance(operand, Const | Number) else None for operand in nodes]
     wanted = operand_dtypes(expr.nodes, node)
     return [(h, None if mark == "bool" else w) for h, w, mark in zip(have, wanted, node.op.types, strict=True)]
 

@@ -156,13 +156,16 @@ def _offer(name: str, known: Iterable[str]) -> str:
 
 # ---- operands
 
-# The hidden and intermediate sizes of Llama 3 8B: `hidden_size` and `intermediate_size` of its `config.json`.
+# Llama 3 8B: `hidden_size`, `intermediate_size` and `num_attention_heads` of its `config.json`.
 DEFAULT_OPERANDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "add": ("bf16[tokens, 4096]", "bf16[tokens, 4096]"),
+        "bias_dropout_add": ("bf16[tokens, 4096]", "bf16[4096]", "bf16[tokens, 4096]", "0.1"),
         "bias_gelu": ("bf16[tokens, 4096]", "bf16[4096]"),
         "bias_silu_mul": ("bf16[tokens, 14336]", "bf16[14336]", "bf16[tokens, 14336]"),
+        "causal_mask": ("bf16[32, tokens, tokens]",),
         "clip": ("bf16[tokens, 4096]", "-1", "1"),
+        "rope": ("bf16[1, tokens, 32, 128]", "f32[tokens, 64]", "f32[tokens, 64]"),
         "swiglu": ("bf16[tokens, 14336]", "bf16[tokens, 14336]"),
     }
 )

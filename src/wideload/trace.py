@@ -19,16 +19,43 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
+from wideload.draws import DRAW_SPELLINGS, Bits
 from wideload.dtypes import dtype_name
 from wideload.errors import DtypeError, LayoutError, TraceError
-from wideload.expr import Apply, Cast, Const, Expr, HostCall, HostInput, HostValue, Joined, Load, Location, Node, Number, Viewed
+from wideload.expr import (
+    Apply,
+    Cast,
+    Const,
+    Coordinate,
+    Draw,
+    Expr,
+    HostCall,
+    HostInput,
+    HostValue,
+    Joined,
+    Load,
+    Location,
+    Node,
+    Number,
+    Viewed,
+)
 from wideload.layout import broadcast_shapes, contiguous_strides
 from wideload.ops_table import OPS, SPELLINGS, Call, Op
 from wideload.promotion import infer_dtype, sample_of
 from wideload.structure import map_structure
 from wideload.views import VIEW_NAMES, View, ViewStep, apply_views, record_index, record_view
 
-__all__ = ["HostResult", "NumberArg", "TensorArg", "TensorResult", "Traced", "is_traced", "trace_function"]
+__all__ = [
+    "HostResult",
+    "NumberArg",
+    "TensorArg",
+    "TensorResult",
+    "Traced",
+    "index",
+    "is_traced",
+    "linear_index",
+    "trace_function",
+]
 
 
 @dataclass(frozen=True)
@@ -97,6 +124,43 @@ def trace_function(fn: Callable[..., Any], name: str, args: Any, kwargs: Any) ->
     return Traced(Expr(name, loads, tuple(tracer.nodes), tuple(outputs), tuple(tracer.same_shapes)), result, tracer.reads_sizes)
 
 
+def index(dim: int) -> torch.Tensor:
+    """The coordinate along ``dim`` of the element being computed, int64, inside a fused function.
+
+    It stands for ``torch.arange(size of dim)``, along that dim, of whatever tensors it first meets in an operation: their broadcast
+    shape, whose dims ``dim`` counts. It has no shape of its own before, and nothing is stored: ``torch.where(wl.index(-1) <=
+    wl.index(-2), scores, -math.inf)`` is a causal mask. It counts logical coordinates, whatever the strides. Raises ``TraceError``
+    outside a fused function and ``LayoutError`` where the tensors have no such dim.
+
+    >>> import wideload as wl
+    >>> wl.fuse(lambda x: x + wl.index(0))(torch.zeros(3, 2, dtype=torch.int64))
+    tensor([[0, 0],
+            [1, 1],
+            [2, 2]])
+    """
+    _check_within("wl.index")
+    if type(dim) not in (int, _IntScalar):
+        _refuse(f"wl.index takes the number of a dim, not {dim!r}", "Pass an int")
+    return _Coordinates(_Recipe(None, (operator.index(dim),), {}))  # which a runtime scalar refuses
+
+
+def linear_index() -> torch.Tensor:
+    """The row-major index of the element being computed, int64, inside a fused function: as :func:`index`, over all dims.
+
+    >>> import wideload as wl
+    >>> wl.fuse(lambda x: x + wl.linear_index())(torch.zeros(2, 3, dtype=torch.int64))
+    tensor([[0, 1, 2],
+            [3, 4, 5]])
+    """
+    _check_within("wl.linear_index")
+    return _Coordinates(_Recipe(None, (None,), {}))
+
+
+def _check_within(name: str) -> None:
+    if getattr(_active, "tracer", None) is None:
+        raise TraceError(f"{name} was called outside a fused function, where no element is being computed. Use torch.arange there.")
+
+
 _active = threading.local()
 
 
@@ -112,7 +176,7 @@ def _tracer() -> _Tracer:
 # ---- where the user is
 
 _PACKAGE = Path(__file__).parent
-_ENGINE = tuple(str(_PACKAGE / name) for name in ("trace.py", "fused.py", "structure.py", "ops_table.py", "promotion.py"))
+_ENGINE = tuple(str(_PACKAGE / name) for name in ("trace.py", "fused.py", "structure.py", "ops_table.py", "draws.py", "promotion.py"))
 _LIBRARIES = (str(Path(torch.__file__).parent), sysconfig.get_paths()["stdlib"], "<frozen")
 _INSTALLED = sysconfig.get_paths()["purelib"]  # packages may lie inside the standard library's folder, and are users all the same
 
@@ -156,6 +220,10 @@ class _Scalar:
 
     _value: HostValue
     _kind: type
+
+    def derived(self, fn: Callable[..., Any], kind: type) -> _Scalar:
+        """``fn`` of the value, a ``kind``, computed at each call."""
+        return _scalar(HostCall(fn, (self._value,)), kind)
 
     def _seen(self, how: str) -> NoReturn:
         names = list(dict.fromkeys(_names_in(self._value)))
@@ -375,6 +443,56 @@ class _Tensor(torch.Tensor):
         return repr(self)
 
 
+@dataclass(frozen=True, eq=False)
+class _Recipe:
+    """A torch function and its arguments, coordinates among them; of a coordinate itself no function, and its dim."""
+
+    function: Callable[..., Any] | None
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class _Coordinates(_Tensor):
+    """Coordinates, or what is computed of them and numbers alone: it takes shape when it meets a tensor."""
+
+    _recipe: _Recipe
+
+    def __new__(cls, recipe: _Recipe) -> _Coordinates:
+        tensor = torch.Tensor.__new__(cls)
+        tensor._recipe = recipe
+        return tensor
+
+    def __init__(self, recipe: _Recipe) -> None:
+        pass
+
+    def _shapeless(self, what: str) -> NoReturn:
+        _refuse(f"{what} needs the shape of coordinates, which have none before they meet a tensor", _MEET)
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
+        try:
+            return _sample(self).dtype  # type: ignore[no-any-return]
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise DtypeError(f"torch refuses what is computed of coordinates: {str(error).splitlines()[0]}") from None
+
+    @property
+    def _shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        self._shapeless("a shape, a view or an iteration")
+
+
+_MEET = "Combine them with one first, as in torch.zeros_like(x, dtype=torch.int64) + wl.index(0)"
+
+
+def _sample(value: Any) -> Any:
+    """What stands for a coordinate, or for what is computed of some, where only the dtype counts; numbers likewise."""
+    if isinstance(value, _Coordinates):
+        recipe = value._recipe
+        if recipe.function is None:
+            return torch.ones(1, dtype=torch.int64)
+        return recipe.function(*map_structure(_sample, recipe.args), **map_structure(_sample, recipe.kwargs))
+    return value._kind(1) if _is_scalar(value) else value
+
+
 def _operator(name: str) -> Callable[..., Any]:
     member = torch.Tensor.pow_ if name == "__ipow__" else getattr(torch.Tensor, name)  # __ipow__ is a wrapper in Python
 
@@ -403,6 +521,7 @@ _FORMATS = {"contiguous": (torch.contiguous_format,), "clone": (torch.preserve_f
 """The memory formats that a method may be given here; others may only be told to keep the one that there is."""
 _OUT_OF_PLACE = "Use the out-of-place form, and out= to write into existing memory"
 _JOINS = ("cat", "concat", "concatenate", "stack")
+_SPELLINGS = {**SPELLINGS, **DRAW_SPELLINGS}
 
 
 def _spelled(func: Callable[..., Any]) -> str:
@@ -420,6 +539,7 @@ class _Tracer:
         self.device = torch.device("cpu")
         self._numbers: dict[Any, int] = {}
         self._slots = 0
+        self._num_draws = 0
         self._operands: list[_Tensor] = []
         self._entered: dict[int, _Tensor] = {}
         self._aliased: set[int] = set()  # nodes that views were taken of
@@ -443,6 +563,8 @@ class _Tracer:
 
     def leave(self, leaf: Any, outputs: list[int], seen: dict[int, int]) -> Any:
         """A leaf of the result; one traced tensor returned twice is one output, equal ones are several, as from eager."""
+        if isinstance(leaf, _Coordinates):
+            raise TraceError(f"the function returns coordinates, which have no shape before they meet a tensor. {_MEET}.")
         if isinstance(leaf, _Tensor):
             output = seen.setdefault(id(leaf), len(outputs))
             if output == len(outputs):
@@ -468,6 +590,13 @@ class _Tracer:
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a torch function or method, as a proxy, a structure of proxies or a Python value."""
         name = getattr(func, "__name__", "")
+        leaves = _leaves((args, kwargs))
+        if any(isinstance(leaf, _Coordinates) for leaf in leaves):
+            like = tuple(leaf for leaf in leaves if isinstance(leaf, _Tensor) and not isinstance(leaf, _Coordinates))
+            if not like or name in _JOINS:
+                return self._defer(func, name, args, kwargs)
+            made: dict[_Recipe, Any] = {}
+            args, kwargs = map_structure(lambda leaf: self._meet(leaf, like, made), (args, kwargs))
         if kwargs.get("out") is not None:
             _refuse(f"{_spelled(func)} has out= inside a fused function", "Return the result, and give out= to the fused function")
         formats = _FORMATS.get(name, (torch.preserve_format, None))
@@ -486,7 +615,7 @@ class _Tracer:
             return self.read(_property_name(func), args[0])
         if name == "__set__":
             _refuse(f"an assignment to .{_property_name(func)} changes a tensor", "Compute a new one")
-        spelling = SPELLINGS.get(func)
+        spelling = _SPELLINGS.get(func)
         if spelling is not None:
             if kwargs.pop("inplace", False) is True:
                 return self._assign(args[0], self._spell(func, spelling, args, kwargs), _spelled(func))
@@ -505,6 +634,48 @@ class _Tracer:
             f"{_spelled(func)} is not an elementwise op that wideload knows", "Compute it outside the fused function and pass its result"
         )
 
+    # -- coordinates
+
+    def _defer(self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Coordinates computed of coordinates."""
+        if _functional_form(func) is not None or kwargs.get("inplace"):
+            _refuse(f"{_spelled(func)} writes into coordinates, which lie nowhere", "Use the out-of-place form")
+        if name in ("is_floating_point", "is_complex", "is_signed", "element_size"):
+            return func(*map(_sample, args))
+        if name == "__get__":
+            return self.read(_property_name(func), args[0])
+        is_known = func in _SPELLINGS or func in _CAST_METHODS or func in (torch.Tensor.to, torch.Tensor.type, torch.Tensor.type_as)
+        if not is_known or func in DRAW_SPELLINGS:
+            _refuse(f"{_spelled(func)} needs the shape of coordinates, which have none before they meet a tensor", _MEET)
+        return _Coordinates(_Recipe(func, args, kwargs))
+
+    def _meet(self, leaf: Any, like: tuple[_Tensor, ...], made: dict[_Recipe, Any]) -> Any:
+        """The tensor that coordinates are beside the tensors ``like``; any other leaf is itself."""
+        if not isinstance(leaf, _Coordinates):
+            return leaf
+        recipe = leaf._recipe
+        if recipe not in made and recipe.function is None:
+            made[recipe] = self._coordinate(recipe.args[0], like)
+        elif recipe not in made:
+            assert recipe.function is not None
+            args, kwargs = map_structure(lambda leaf: self._meet(leaf, like, made), (recipe.args, recipe.kwargs))
+            made[recipe] = self.call(recipe.function, args, kwargs)
+        return made[recipe]
+
+    def _coordinate(self, dim: int | None, like: tuple[_Tensor, ...]) -> _Tensor:
+        at = _user_location()
+        try:
+            shape = broadcast_shapes(*(tensor._shape for tensor in like))
+        except LayoutError as error:
+            raise self._misfit(f"coordinates: {error} (at {at})") from None
+        rank = len(shape)
+        if dim is not None and not -rank <= dim < rank:
+            raise LayoutError(f"wl.index({dim}) meets a tensor of {rank} dims; allowed: -{rank} to {rank - 1} (at {at})")
+        if dim is not None:
+            dim %= rank
+            shape = tuple(size if d == dim else 1 for d, size in enumerate(shape))
+        return _Tensor(self._add(Coordinate(dim, tuple(dict.fromkeys(tensor._node for tensor in like)), rank)), shape)
+
     def _is_alias(self, number: int) -> bool:
         node = self.nodes[number]
         return isinstance(node, Apply) and node.op.is_alias
@@ -519,6 +690,9 @@ class _Tracer:
         return map_structure(self._evaluate, spelled)
 
     def _evaluate(self, tree: Any) -> Any:
+        if isinstance(tree, Bits):
+            self._num_draws += 1
+            return _Tensor(self._add(Draw(tree.like._node, tree.bits, self._num_draws - 1, len(tree.like._shape))), tree.like._shape)
         if not isinstance(tree, Call):
             return tree
         return self._apply(tree.op, tuple(self._evaluate(operand) for operand in tree.operands))
@@ -566,8 +740,10 @@ class _Tracer:
     # -- dtypes
 
     def dtype(self, tensor: _Tensor) -> torch.dtype:
+        if isinstance(tensor, _Coordinates):
+            return tensor.dtype
         node = self.nodes[tensor._node]
-        assert isinstance(node, Load | Apply | Cast | Viewed | Joined)
+        assert not isinstance(node, Const | Number)
         return node.dtype
 
     def _infer(self, op: Op, numbers: tuple[int, ...]) -> torch.dtype:
@@ -713,6 +889,12 @@ _QUERIES: dict[str, Callable[..., Any]] = {
 }
 
 
+def _leaves(tree: Any) -> list[Any]:
+    if isinstance(tree, (tuple, list)):
+        return [leaf for item in tree for leaf in _leaves(item)]
+    return [leaf for item in tree.values() for leaf in _leaves(item)] if isinstance(tree, dict) else [tree]
+
+
 def _property_name(func: Callable[..., Any]) -> str:
     return str(getattr(getattr(func, "__self__", None), "__name__", ""))
 
@@ -744,4 +926,4 @@ def _holds_proxy(value: Any) -> bool:
         return any(map(_holds_proxy, value))
     if isinstance(value, dict):
         return any(map(_holds_proxy, value.values()))
-    return type(value) in (_Tensor, _IntScalar, _FloatScalar)
+    return type(value) in (_Tensor, _Coordinates, _IntScalar, _FloatScalar)

@@ -14,6 +14,7 @@ from wideload.foreach import find_listed
 from wideload.fused import FusedFunction
 from wideload.lists import ListPlan, Words, split_lists
 from wideload.plan_foreach import chunk_map, table_words
+from wideload.reference import with_seed
 from wideload.structure import map_structure
 from wideload.trace import TensorResult
 
@@ -32,8 +33,9 @@ def run_emulated(f: FusedFunction, *args: Any, out: Any = None, approx: Approx =
     else:
         outs = f._match_out(traced, out)
     plan = f.plan(*args, out=_as_structure(traced.result, outs), target="sm_90", **kwargs)
+    tensors = with_seed(traced.expr, call.tensors, call.device)
     for kernel in plan.kernels:
-        arguments = kernel_arguments(kernel.plan, call.tensors, outs, tuple(call.scalars), behind)
+        arguments = kernel_arguments(kernel.plan, tensors, outs, tuple(call.scalars), behind)
         places = zip(kernel.plan.targets, kernel.plan.target_layouts, strict=True)
         written = [behind(outs[output], offset).as_strided(layout.shape, layout.strides) for (output, offset), layout in places]
         grid, block = (kernel.plan.grid, 1, 1), (kernel.plan.variant.threads, 1, 1)

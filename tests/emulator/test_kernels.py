@@ -319,6 +319,10 @@ def rope_interleaved(x: Any, cos: Any, sin: Any) -> Any:
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
 
 
+def rope_swapped(x: Any, cos: Any, sin: Any) -> Any:
+    return x * cos + torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2) * sin
+
+
 def packed_swiglu(x: Any) -> Any:
     gate, up = x.chunk(2, dim=-1)
     return gate.relu() * up
@@ -328,6 +332,10 @@ VIEWED: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
     "packed halves": (packed_swiglu, [(5, 32)]),
     "packed halves that no access divides": (packed_swiglu, [(5, 2, 26)]),
     "rope": (rope, [(2, 3, 5, 16), (3, 1, 16), (3, 1, 16)]),
+    "rope of neighbours": (rope_interleaved, [(2, 3, 5, 16), (3, 1, 8), (3, 1, 8)]),
+    "rope with neighbours swapped": (rope_swapped, [(2, 3, 5, 16), (3, 1, 16), (3, 1, 16)]),
+    "a flattened stack beside columns": (lambda x, y: torch.cat((torch.stack((x, y), -1).flatten(-2), y * 2), -1), [(4, 9), (4, 9)]),
+    "the middle of a concatenation": (lambda x, y: torch.cat((x, y * 2), -1)[:, 3:-2].t() + 1, [(6, 17), (6, 9)]),
     "rope with narrow halves": (rope, [(2, 3, 5, 6), (3, 1, 6), (3, 1, 6)]),
     "pairs": (lambda x, y: torch.stack((x * 2, y - 1), -1), [(4, 9), (4, 9)]),
     "a stack of rows": (lambda x, y: torch.stack((x * 2, x + y, y - 1)), [(4, 9), (4, 9)]),

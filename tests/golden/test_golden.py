@@ -57,6 +57,11 @@ def moments(grad: Any, mean: Any, square: Any, beta: Any) -> Any:
 
 
 @wl.fuse
+def causal_dropout(scores: Any) -> Any:
+    return torch.where(wl.index(-1) <= wl.index(-2), F.dropout(scores, 0.1), 0.0)
+
+
+@wl.fuse
 def rope(x: Any, cos: Any, sin: Any) -> Any:
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
@@ -69,6 +74,7 @@ KERNELS: dict[str, Callable[[], Any]] = {
     "strided_rank_3": lambda: shifted_gelu.plan(meta(4, 6, 10)[:, :5, ::2], meta(5, 1), 2.0, target="sm_90"),
     "rows_misaligned": lambda: shifted_gelu.plan(torch.zeros(5, 30)[:, 1:], torch.zeros(5, 1), 2.0, target="sm_90"),
     "pitched_rope": lambda: rope.plan(*(meta(*shape, 64, dtype=bf16) for shape in ((2, 7, 3), (7, 1), (7, 1))), target="sm_90"),
+    "rows_positions": lambda: causal_dropout.plan(meta(2, 32, 32, dtype=bf16), target="sm_90"),
     "dense_in_place": lambda: decay.plan(WEIGHT, GRAD, 0.01, out=WEIGHT, target="sm_90"),
     "dense_eager": lambda: rounded.plan(meta(4096, dtype=f16), meta(4096, dtype=f16), target="sm_90"),
     "dense_several_results": lambda: moments.plan(meta(4096), meta(4096), meta(4096), 0.9, target="sm_90"),

@@ -51,6 +51,16 @@ def test_relu_times_two_plus_b() -> None:
     assert sum(k.nbytes for k in eager(lambda x, b: F.relu(x) * 2 + b, meta(N), meta(N))) == 14 * N
 
 
+def test_coordinates_are_tensors_and_draws_part_of_their_op() -> None:
+    kernels = eager(lambda x: F.dropout(x + wl.index(0) * 2, 0.1), meta(N))
+    assert [(k.op, k.bytes_read, k.bytes_written) for k in kernels] == [
+        ("arange", 0, 8 * N),
+        ("mul", 8 * N, 8 * N),
+        ("add", 10 * N, 2 * N),
+        ("dropout", 2 * N, 2 * N),
+    ]
+
+
 def test_a_hidden_round_trip_through_fp32_costs_eight_bytes_more() -> None:
     plain = sum(k.nbytes for k in eager(lambda x: F.silu(x), meta(N)))
     wide = eager(lambda x: F.silu(x.float()).to(bf16), meta(N))

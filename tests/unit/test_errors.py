@@ -11,6 +11,7 @@ BUILTIN = {
     "TraceError": TypeError,
     "DtypeError": TypeError,
     "LayoutError": ValueError,
+    "RangeError": ValueError,
     "OverlapError": RuntimeError,
     "DeviceError": RuntimeError,
     "CompileError": RuntimeError,

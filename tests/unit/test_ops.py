@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,11 +15,30 @@ from wideload import ops
 
 bf16, f32, f64 = torch.bfloat16, torch.float32, torch.float64
 
+
+def after_the_query(scores: torch.Tensor, offset: int) -> torch.Tensor:
+    return ~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(offset)
+
+
+def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False, inverse: bool = False) -> torch.Tensor:
+    """By complex numbers: a pair turned by an angle is a product. Tables are [positions, pairs]."""
+    pairs = cos.shape[-1]
+    turning, rest = x[..., : 2 * pairs].double(), x[..., 2 * pairs :]
+    paired = turning.unflatten(-1, (pairs, 2)) if interleaved else turning.unflatten(-1, (2, pairs)).transpose(-1, -2)
+    turn = torch.complex(cos.double(), -sin.double() if inverse else sin.double()).unsqueeze(-2)
+    turned = torch.view_as_real(torch.view_as_complex(paired.contiguous()) * turn)
+    turned = turned.flatten(-2) if interleaved else turned.transpose(-1, -2).flatten(-2)
+    return torch.cat((turned.to(x.dtype), rest), -1)
+
+
 PLAIN: dict[str, Callable[..., Any]] = {
     "add": lambda x, y: x + y,
     "swiglu": lambda gate, up: F.silu(gate) * up,
     "bias_gelu": lambda x, bias, approximate="none": F.gelu(x + bias, approximate=approximate),
     "bias_silu_mul": lambda x, bias, y: F.silu(x + bias) * y,
+    "bias_dropout_add": lambda x, bias, residual, p, training=True: F.dropout(x + bias, p, training) + residual,
+    "causal_mask": lambda scores, value=-math.inf, offset=0: scores.masked_fill(after_the_query(scores, offset), value),
+    "rope": lambda x, cos, sin, **kwargs: rotated(x, cos, sin, **kwargs),
     "clip": lambda x, lo=None, hi=None: torch.clamp(x, lo, hi),
 }
 
@@ -85,3 +105,73 @@ def test_they_compose() -> None:
     x, b, y = torch.randn(3, 4), torch.randn(4), torch.randn(3, 4)
     assert torch.allclose(f(x, b, y), F.silu(x + b) * y + x)
     assert len(f.plan(x, b, y, target="sm_90").kernels) == 1
+
+
+@pytest.mark.parametrize("dtype", [bf16, f32, f64], ids=str)
+@pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("pairs", [4, 3])
+def test_rope_of_both_pairings_whole_and_partial(pairs: int, interleaved: bool, inverse: bool, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(2, 11, 3, 8, generator=generator, dtype=f64).to(dtype)
+    angle = torch.arange(11.0, dtype=f64)[:, None] * 0.7 ** torch.arange(pairs)
+    cos, sin = (table.to(f64 if dtype == f64 else f32) for table in (angle.cos(), angle.sin()))
+    eps = torch.finfo(dtype).eps
+    for given in (x, x.transpose(1, 2).contiguous().transpose(1, 2)):
+        got = ops.rope(given, cos, sin, interleaved=interleaved, inverse=inverse)
+        want = rotated(given, cos, sin, interleaved, inverse)
+        assert (got.dtype, got.shape) == (dtype, x.shape)
+        assert torch.allclose(got.double(), want.double(), rtol=eps, atol=2 * eps)
+        assert torch.equal(got[..., 2 * pairs :], x[..., 2 * pairs :])
+    back = ops.rope(got, cos, sin, interleaved=interleaved, inverse=not inverse)
+    assert torch.allclose(back.double(), x.double(), rtol=4 * eps, atol=8 * eps)
+
+
+def test_rope_by_position_ids() -> None:
+    x = torch.randn(2, 5, 3, 8)
+    angle = torch.arange(16.0)[:, None] * torch.tensor([1.0, 0.5, 0.25, 0.125])
+    cos, sin = angle.cos(), angle.sin()
+    ids = torch.tensor([[4, 3, 2, 1, 0], [7, 8, 9, 15, 3]])
+    got = ops.rope(x, cos, sin, position_ids=ids)
+    assert torch.allclose(got, rotated(x, cos[ids], sin[ids]), atol=1e-6)
+    assert torch.equal(ops.rope(x, cos=cos, sin=sin, position_ids=ids), got)
+    assert torch.equal(ops.rope(x, cos, sin, position_ids=ids[0]), ops.rope(x, cos[ids[0]], sin[ids[0]]))
+    out = torch.empty_like(x)
+    assert ops.rope(x, cos, sin, position_ids=ids, out=out) is out
+    assert torch.equal(out, got)
+    assert torch.equal(ops.rope.__wrapped__(x, cos, sin, position_ids=ids), got)
+    assert len(ops.rope.plan(x, cos, sin, position_ids=ids, target="sm_90").kernels) == 1
+    with pytest.raises(wl.TraceError, match="too many positional arguments"):
+        ops.rope(x, cos, sin, True, position_ids=ids)
+    with pytest.raises(wl.LayoutError, match="cos and sin have 4 columns, x has 6 components"):
+        ops.rope(x[..., :6], cos, sin)
+
+
+def test_the_gradient_of_rope_turns_back() -> None:
+    x, grad = torch.randn(1, 4, 2, 6, requires_grad=True), torch.randn(1, 4, 2, 6)
+    angle = torch.arange(4.0)[:, None] * torch.tensor([1.0, 0.5, 0.25])
+    for interleaved in (False, True):
+        ops.rope(x, angle.cos(), angle.sin(), interleaved=interleaved).backward(grad)
+        assert x.grad is not None
+        assert torch.allclose(x.grad, ops.rope(grad, angle.cos(), angle.sin(), interleaved=interleaved, inverse=True), atol=1e-6)
+        x.grad = None
+
+
+def test_a_causal_mask() -> None:
+    scores = torch.randn(2, 3, 4, 7).to(bf16)
+    for offset in (0, 3, -2):
+        want = scores.masked_fill(after_the_query(scores, offset), -math.inf)
+        assert torch.equal(ops.causal_mask(scores, offset=offset), want)
+    assert torch.equal(ops.causal_mask(scores, -5.0), scores.masked_fill(after_the_query(scores, 0), -5.0))
+    turned = scores.transpose(-1, -2)
+    assert ops.causal_mask(turned).stride() == turned.stride()
+
+
+def test_bias_dropout_add() -> None:
+    x, bias, residual = torch.randn(40, 50), torch.randn(50), torch.randn(40, 50)
+    assert torch.equal(ops.bias_dropout_add(x, bias, residual, 0.3, training=False), x + bias + residual)
+    assert torch.equal(ops.bias_dropout_add(x, bias, residual, 1.0), (x + bias) * 0 + residual)
+    dropped = ops.bias_dropout_add(x, bias, residual, 0.25)
+    kept = dropped != residual
+    assert abs(kept.double().mean().item() - 0.75) < 0.05
+    assert torch.allclose(dropped, torch.where(kept, (x + bias) / 0.75, 0.0) + residual, atol=1e-5)

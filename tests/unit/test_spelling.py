@@ -333,7 +333,15 @@ def test_every_op_has_operands_that_fit(name: str) -> None:
     op = getattr(ops, name)
     args, named = make_arguments(default_operands(op), sizes={"tokens": 2}, device="cpu")
     assert args
-    result, want = op(*args, **named), op.__wrapped__(*(arg.double() if isinstance(arg, torch.Tensor) else arg for arg in args), **named)
+    plain = op.__wrapped__
+    if name == "bias_dropout_add":  # the masks of two calls differ
+        named["training"] = False
+    elif name == "causal_mask":  # coordinates have no eager form
+
+        def plain(scores: torch.Tensor) -> torch.Tensor:
+            return scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1) == 1, -math.inf)
+
+    result, want = op(*args, **named), plain(*(arg.double() if isinstance(arg, torch.Tensor) else arg for arg in args), **named)
     torch.testing.assert_close(result.double(), want, rtol=2**-8, atol=2**-8)
 
 

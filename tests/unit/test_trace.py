@@ -93,7 +93,7 @@ REFUSED: list[tuple[Callable[..., Any], str, str]] = [
     (lambda x, y, s: x - x.mean(-1, keepdim=True), rf"torch\.Tensor\.mean {NO_OP}", OUTSIDE),
     (lambda x, y, s: x * x.max(), rf"torch\.Tensor\.max {NO_OP}", OUTSIDE),
     (lambda x, y, s: x @ y, rf"__matmul__ {NO_OP}", OUTSIDE),
-    (lambda x, y, s: F.dropout(x), rf"torch\.nn\.functional\.dropout {NO_OP}", OUTSIDE),
+    (lambda x, y, s: torch.randn_like(x), rf"torch\.randn_like {NO_OP}", OUTSIDE),
     (lambda x, y, s: x.item(), rf"torch\.Tensor\.item {NO_OP}", OUTSIDE),
     (lambda x, y, s: x.cumsum(0), rf"torch\.Tensor\.cumsum {NO_OP}", OUTSIDE),
     (lambda x, y, s: torch.erfinv(x), rf"torch\.erfinv {NO_OP}", OUTSIDE),

@@ -15,8 +15,8 @@ import torch
 
 from wideload.analyze.bytes import Span, count_bytes, span_of
 from wideload.analyze.sectors import SECTOR_BYTES
-from wideload.expr import Apply, Cast, Const, Expr, Joined, Load, Number, Viewed
-from wideload.layout import INT31_MAX, Dim, IterSpace, build_space, expand_strides, is_row_major, like_strides
+from wideload.expr import Apply, Cast, Const, Coordinate, Draw, Expr, Joined, Load, Number, Position, Viewed
+from wideload.layout import INT31_MAX, Dim, IterSpace, build_space, contiguous_strides, expand_strides, is_row_major, like_strides
 from wideload.promotion import operand_dtypes
 from wideload.replay import NodeLayout
 from wideload.views import View, apply_views
@@ -124,7 +124,7 @@ def eager_kernels(expr: Expr, layouts: Sequence[NodeLayout], places: Sequence[Pl
     for number, node in enumerate(expr.nodes):
         layout = layouts[number]
         match node:
-            case Const() | Number():
+            case Const() | Number() | Draw() | Position():  # no memory of their own: an op draws as it computes
                 tensors.append(None)
             case Load():
                 tensors.append(_Tensor(places[node.operand], node.dtype, layout))
@@ -133,7 +133,7 @@ def eager_kernels(expr: Expr, layouts: Sequence[NodeLayout], places: Sequence[Pl
             case Apply() if node.op.is_alias or _is_kept(node, tensors):
                 tensors.append(tensors[node.operands[0]])
             case _:
-                result = _Tensor(Place(("node", number), 0), node.dtype, layout)
+                result = _Tensor(Place(("node", number), 0), node.dtype, _allocated(layout))
                 tensors.append(result)
                 eager.run(expr, node, result, tensors)
     return tuple(eager.kernels)
@@ -146,8 +146,10 @@ class _Eager:
     arch: str
     kernels: list[AtenKernel]
 
-    def run(self, expr: Expr, node: Apply | Cast | Joined, result: _Tensor, tensors: Sequence[_Tensor | None]) -> None:
-        if isinstance(node, Joined):
+    def run(self, expr: Expr, node: Apply | Cast | Joined | Coordinate, result: _Tensor, tensors: Sequence[_Tensor | None]) -> None:
+        if isinstance(node, Coordinate):
+            self._launch("arange", result, [], is_cast=False)
+        elif isinstance(node, Joined):
             self._launch("cat", result, [t for operand in node.operands if (t := tensors[operand])], is_cast=False)
         elif isinstance(node, Cast):
             source = tensors[node.operand]
@@ -173,6 +175,11 @@ class _Eager:
     def _launch(self, op: str, result: _Tensor, operands: Sequence[_Tensor], *, is_cast: bool) -> None:
         if 0 not in result.layout.shape:
             self.kernels.append(_kernel(op, result, [t for t in operands if not t.place.on_host], is_cast, self.arch))
+
+
+def _allocated(layout: NodeLayout) -> NodeLayout:
+    """Coordinates, and what is computed of them alone, lie nowhere when fused, all strides 0; eager's are row-major."""
+    return layout if any(layout.strides) else NodeLayout(layout.shape, contiguous_strides(layout.shape))
 
 
 def _viewed(source: _Tensor | None, node: Viewed, layout: NodeLayout) -> _Tensor:

@@ -7,6 +7,7 @@ The wall on an H200 is reached with exactly this: 256 threads, 16 bytes each, gr
 from __future__ import annotations
 
 from wideload.emit.element import element_loop
+from wideload.emit.positions import count_positions
 from wideload.emit.signature import emit_definition, emit_uniform
 from wideload.lower import Program
 from wideload.plan import THREADS, Variant
@@ -32,6 +33,7 @@ def emit_dense(program: Program, variant: Variant) -> str:
         body += ["} else {  // the last block"]
         body += [f"    {p.name}_v = load_some<{count}>({p.name}_data, i, n);" for p, _ in runs]
         body += ["}"]
+    body += count_positions(program, variant, count, ["i"], declared=False)
     body += element_loop(program, [p.name for p, _ in runs], count)
     body += ["if (is_full) {"]
     body += [f"    store_{access}({r.name}_data + i, {r.name}_v);" for r, access in stores]

@@ -17,12 +17,13 @@ and 384 took 1300; called, 115 and 200. So many keep the arithmetic units busier
 
 
 def emit_element(program: Program, elements: int) -> str:
-    """``void name_element(operands, runtime scalars, results by reference)``, the user's lines as comments.
+    """``void name_element(operands, positions, runtime scalars, results by reference)``, the user's lines as comments.
 
     It is inlined for each of a thread's ``elements``, unless that makes too much for the compiler.
     """
     qualifier = "FUNCTION" if program.num_functions * elements > _MAX_INLINED_FUNCTIONS else "DEVICE"
     parameters = [f"const {p.type.compute} {p.name}" for p in program.parameters]
+    parameters += [f"const {p.ctype} {p.name}" for p in program.positions]
     parameters += [f"const {s.ctype} {s.name}" for s in program.scalars]
     parameters += [f"{r.type.compute}& {r.name}" for r in program.results]
     lines, last = [], None
@@ -36,13 +37,17 @@ def emit_element(program: Program, elements: int) -> str:
 
 
 def element_call(program: Program, operands: list[str], results: list[str]) -> str:
-    """A call of the element function on C++ values of the compute types."""
+    """A call of the element function on C++ values of the compute types; positions stand behind the operands."""
     return f"{program.name}_element({', '.join([*operands, *(s.name for s in program.scalars), *results])});"
 
 
 def element_loop(program: Program, held: Sequence[str], count: int) -> list[str]:
-    """Statements that compute a thread's ``count`` elements ``name_v`` of each result; the operands ``held`` are vectors ``name_v``."""
+    """Statements that compute a thread's ``count`` elements ``name_v`` of each result.
+
+    The operands ``held`` and the positions are vectors ``name_v``.
+    """
     operands = [f"widen({p.name}_v.get(k))" if p.name in held else p.name for p in program.parameters]
+    operands += [f"{p.name}_v.get(k)" for p in program.positions]
     call = element_call(program, operands, [f"{r.name}_v[k]" for r in program.results])
     results = [f"{r.type.compute} {r.name}_v[{count}];" for r in program.results]
     return [*results, "#pragma unroll", f"for (int k = 0; k < {count}; ++k) {call}"]

@@ -6,6 +6,7 @@ As ``rows``, but a row's accesses begin anew: each is aligned to the first outpu
 from __future__ import annotations
 
 from wideload.emit.element import element_loop
+from wideload.emit.positions import count_positions, declare_positions, set_positions
 from wideload.emit.signature import INDEX_TYPES, emit_definition, emit_uniform
 from wideload.emit.walk import WalkedLoad, guarded, walk_sizes, walked_loads, whole_loads, whole_words
 from wideload.lower import Program
@@ -45,6 +46,7 @@ def emit_pitched(program: Program, variant: Variant) -> str:
         rest = f"rest{d}"
     body.append(f"const {unsigned} at{rank - 1} = {rest};")
     body += [f"const {unsigned} {r.name}_at = {row(r.name)};" for r in program.results]
+    outer = [f"at{d}" for d in range(1, rank)]
 
     def place_in(load: WalkedLoad) -> str:
         return f"({row(load.name)} + ({unsigned}){load.along('column')})"
@@ -54,7 +56,11 @@ def emit_pitched(program: Program, variant: Variant) -> str:
         inner = "" if load.access == "row" else f" + {load.along('column + k')}"
         return f"{load.name}_v.set(k, {load.name}_data[{row(load.name)}{inner}]);"
 
-    singles = [f"if (column + k < 0 || column + k >= ({index})size0) continue;", *map(single, loads)]
+    singles = [
+        f"if (column + k < 0 || column + k >= ({index})size0) continue;",
+        *map(single, loads),
+        *set_positions(program, variant, ["column + k", *outer]),
+    ]
     if variant.is_whole:
         body.append(f"const {index} column = ({index})slot * {count};")
     else:
@@ -65,10 +71,14 @@ def emit_pitched(program: Program, variant: Variant) -> str:
         ]
     body += [
         *(f"vec<{load.parameter.type.storage}, {count}> {load.name}_v = {{}};" for load in loads),
+        *declare_positions(program, variant, count),
         *guarded(
             variant,
             f"is_full{whole_words(loads, count, unsigned, place_in)}",
-            whole_loads(loads, count, lambda load: row(load.name), place_in),
+            [
+                *whole_loads(loads, count, lambda load: row(load.name), place_in),
+                *count_positions(program, variant, count, ["column", *outer]),
+            ],
             "the ends of a row",
             ["#pragma unroll", f"for (int k = 0; k < {count}; ++k) {{", *(f"    {line}" for line in singles), "}"],
         ),

@@ -7,6 +7,7 @@ division a thread, and inputs that are not aligned to the output are read as ali
 from __future__ import annotations
 
 from wideload.emit.element import element_loop
+from wideload.emit.positions import count_positions, declare_positions, set_positions
 from wideload.emit.signature import INDEX_TYPES, emit_definition, emit_uniform
 from wideload.emit.walk import WalkedLoad, guarded, walk_sizes, walked_loads, whole_loads, whole_words
 from wideload.lower import Program
@@ -51,6 +52,7 @@ def emit_rows(program: Program, variant: Variant) -> str:
         return f"{load.name}_v.set(k, {load.name}_data[{row(load)}{inner}]);"
 
     singles = [f"if (e + k < 0 || e + k >= ({index})n) continue;", *place("e + k"), *map(single, loads)]
+    singles += set_positions(program, variant, [column if rank > 1 else "e + k", *coordinates[1:]])
     begin = "" if variant.is_whole else f" - ({index})pad"
     in_row = f" && {column} + {count} <= ({unsigned})size0" if rank > 1 else ""
     ends = ["#pragma unroll", f"for (int k = 0; k < {count}; ++k) {{", *(f"    {line}" for line in singles), "}"]
@@ -60,11 +62,15 @@ def emit_rows(program: Program, variant: Variant) -> str:
         *([] if variant.is_whole else [f"const bool is_full = e >= 0 && e + {count} <= ({index})n;"]),
         *emit_uniform(program, variant),
         *(f"vec<{load.parameter.type.storage}, {count}> {load.name}_v = {{}};" for load in loads),
+        *declare_positions(program, variant, count),
         *place("e"),
         *guarded(
             variant,
             f"is_full{in_row}{whole_words(loads, count, unsigned, place_in)}",
-            whole_loads(loads, count, lambda load: f"{row(load)}0", place_in),
+            [
+                *whole_loads(loads, count, lambda load: f"{row(load)}0", place_in),
+                *count_positions(program, variant, count, coordinates),
+            ],
             "the ends of a row or of the output",
             ends,
         ),

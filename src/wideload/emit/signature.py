@@ -1,12 +1,13 @@
 """Turns a program and a variant into what frames a kernel: its head, operands held by value or read once, and the braces.
 
-The order of the parameters is the launcher's contract: loads, stores, sizes, runtime scalars.
+The order of the parameters is the launcher's contract: loads, stores, seed, sizes, runtime scalars.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from wideload.emit.positions import position_sizes
 from wideload.lower import Program
 from wideload.plan import MANY_LOADS, MANY_LOADS_BLOCKS, TILE_BLOCKS, Variant
 
@@ -33,7 +34,8 @@ def _head(program: Program, variant: Variant, sizes: Sequence[str]) -> str:
         else:
             parameters.append(f"const {parameter.type.storage}*{restrict} {parameter.name}_data")
     parameters += [f"{r.type.storage}*{restrict} {r.name}_data" for r in program.results]
-    parameters += [f"const long long {size}" for size in sizes]
+    parameters += ["const long long* __restrict__ seed_data"] if program.has_draws else []
+    parameters += [f"const long long {size}" for size in (*sizes, *position_sizes(program, variant))]
     parameters += [f"const {s.ctype} {s.name}" for s in program.scalars]
     listed = ",\n    ".join(parameters)
     num_loads = sum({"vector": variant.strip.rows if variant.strip else 1, "row": 1, "repeated": 1}.get(a, 0) for a in variant.loads)
@@ -44,8 +46,8 @@ def _head(program: Program, variant: Variant, sizes: Sequence[str]) -> str:
 
 
 def emit_uniform(program: Program, variant: Variant) -> list[str]:
-    """Statements for the operands that are one value for all elements: by value, or one load."""
-    lines = []
+    """Statements for what is one value for all elements: operands by value or by one load, the seed."""
+    lines = ["const unsigned long long seed = (unsigned long long)*seed_data;"] if program.has_draws else []
     for parameter, access in zip(program.parameters, variant.loads, strict=True):
         if access == "value":
             lines.append(f"const {parameter.type.compute} {parameter.name} = convert<{parameter.type.compute}>({parameter.name}_value);")

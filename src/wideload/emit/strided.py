@@ -7,6 +7,7 @@ arguments, so one text serves every shape of a rank.
 from __future__ import annotations
 
 from wideload.emit.element import element_call
+from wideload.emit.positions import draw_position, position_at, position_type
 from wideload.emit.signature import INDEX_TYPES, emit_definition, emit_uniform
 from wideload.lower import Program
 from wideload.plan import THREADS, Variant
@@ -19,6 +20,7 @@ def emit_strided(program: Program, variant: Variant) -> str:
     rank, count = variant.rank, variant.elements
     _, index, divide = INDEX_TYPES[variant.index_bits]
     loads = [(p, access) for p, access in zip(program.parameters, variant.loads, strict=True) if access == "strided"]
+    positions = list(zip(program.positions, variant.paces, strict=True))
     walked = [*(p.name for p, _ in loads), *(r.name for r in program.results)]
     sizes = ["n"]
     for d in range(rank - 1):
@@ -29,6 +31,7 @@ def emit_strided(program: Program, variant: Variant) -> str:
         f"const {index} first = ({index})blockIdx.x * {THREADS * count} + threadIdx.x;",
         *emit_uniform(program, variant),
         *(f"{p.type.storage} {p.name}_v[{count}];" for p, _ in loads),
+        *(f"{position_type(pace)} {p.name}_v[{count}];" for p, pace in positions),
         *(f"{index} {r.name}_at[{count}];" for r in program.results),
         "#pragma unroll",
         f"for (int k = 0; k < {count}; ++k) {{  // where element i lies in each operand",
@@ -46,10 +49,12 @@ def emit_strided(program: Program, variant: Variant) -> str:
         return " + ".join(f"{at} * ({index}){name}_stride{d}" for d, at in enumerate(coordinates))
 
     body += [f"    {p.name}_v[k] = {p.name}_data[{offset(p.name)}];" for p, _ in loads]
+    body += [f"    {p.name}_v[k] = {position_at(p, pace, coordinates)};" for p, pace in positions]
     body += [f"    {r.name}_at[k] = {offset(r.name)};" for r in program.results]
     operands = [
         f"widen({p.name}_v[k])" if access == "strided" else p.name for p, access in zip(program.parameters, variant.loads, strict=True)
     ]
+    operands += [draw_position(p, f"{p.name}_v[k]") for p, _ in positions]
     body += ["}", "#pragma unroll", f"for (int k = 0; k < {count}; ++k) {{", f"    if (first + k * {THREADS} >= ({index})n) break;"]
     body += [f"    {r.type.compute} {r.name};" for r in program.results]
     body += [f"    {element_call(program, operands, [r.name for r in program.results])}"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wideload.emit.element import element_call
+from wideload.emit.positions import count_positions
 from wideload.emit.signature import INDEX_TYPES, emit_definition, emit_uniform
 from wideload.emit.walk import WalkedLoad, whole_words
 from wideload.lower import Parameter, Program
@@ -276,7 +277,10 @@ class _TileText:
                     operands.append(f"widen({p.name}_v{held[p.name]})")
                 case _:
                     operands.append(f"widen({p.name}_v{held[p.name]}.get(e))")
-        lines = [f"{r.type.compute} {r.name}_v[{self.tile.width}];" for r in self.program.results]
+        operands += [f"{p.name}_v.get(e)" for p in self.program.positions]
+        place = ["column", "line", *(f"at{d}" for d in range(2, self.variant.rank))]
+        lines = count_positions(self.program, self.variant, self.tile.width, place, declared=False)
+        lines += [f"{r.type.compute} {r.name}_v[{self.tile.width}];" for r in self.program.results]
         results = [f"{r.name}_v[e]" for r in self.program.results]
         return lines + _unrolled("e", self.tile.width, [element_call(self.program, operands, results)])
 
