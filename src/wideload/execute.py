@@ -5,6 +5,7 @@ Knows tensors, plans and kernels; never Python functions or how arguments were s
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -129,12 +130,13 @@ def stage_launches(
 ) -> Callable[[], None]:
     """What puts the kernels on the current stream of ``device``, when all arguments of all of them have been found right."""
     arguments = [kernel_arguments(launch.plan, tensors, outs, scalars, _address) for launch in launches]
+    return functools.partial(_launch_all, launches, device, arguments, (tensors, outs))
 
-    def run() -> None:
-        for launch, values in zip(launches, arguments, strict=True):
-            launch.kernel.launch(device, values)
 
-    return run
+def _launch_all(launches: Sequence[Launch], device: int, arguments: Sequence[Sequence[int | float]], held: object) -> None:
+    """``held`` are the tensors whose addresses are among the arguments: none may be freed, and its memory given to another, before."""
+    for launch, values in zip(launches, arguments, strict=True):
+        launch.kernel.launch(device, values)
 
 
 def kernel_arguments(

@@ -154,8 +154,9 @@ class FusedFunction:
         the same structure, filled in and returned; in place is ``out=`` the very list of the argument. Numbers may be a Python number
         for all, a list of them, or 0-dim tensors, which are read on their device, without a synchronisation.
 
-        Items whose operands do not walk memory in one run take a launch each. Raises as a call does; ``LayoutError`` for lists of
-        different lengths, ``OverlapError`` where an output shares memory with another item's. Nothing has been written then.
+        Items whose operands do not walk memory in one run, and those with coordinates or random numbers, take a launch each; each draws
+        as its own call does. Raises as a call does; ``LayoutError`` for lists of different lengths, ``OverlapError`` where an output
+        shares memory with another item's. Nothing has been written then.
 
         >>> import torch, wideload as wl
         >>> scale = wl.fuse(lambda x, s: x * s)

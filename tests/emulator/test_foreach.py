@@ -134,6 +134,21 @@ def test_items_that_are_no_run_take_kernels_of_their_own() -> None:
     assert_same(outs, want)
 
 
+def test_items_with_coordinates_or_draws_take_kernels_of_their_own() -> None:
+    xs = [torch.ones(5), torch.ones(0), torch.ones(3, 4)]
+    counted = wl.fuse(lambda x: x + wl.linear_index(), name="counted")
+    got, launches = run_lists_emulated(counted, xs)
+    assert launches == 0
+    assert_same(got, [torch.arange(x.numel()).view(x.shape) + 1.0 for x in xs])
+    drawn = wl.fuse(lambda x: torch.rand_like(x), name="drawn")
+    torch.manual_seed(5)
+    got, launches = run_lists_emulated(drawn, xs)
+    assert launches == 0
+    torch.manual_seed(5)
+    assert_same(got, [drawn(x) for x in xs])  # by torch's operators: a seed an item
+    assert not torch.equal(got[0], got[2].view(-1)[:5])
+
+
 def test_in_place_also_through_another_view_of_the_same_memory() -> None:
     for offset in (0, 1):
         xs, ys = [ramp(n, f32, 0, offset) for n in (3000, 5, 1)], [ramp(n, f32, 4) for n in (3000, 5, 1)]

@@ -100,6 +100,21 @@ def test_in_tiles(dtype: torch.dtype, shape: tuple[int, int]) -> None:
                 same(out[:3], uniform)
 
 
+@pytest.mark.parametrize("dtype", [bf16, i8], ids=str)
+def test_in_tiles_whose_lines_begin_at_sectors(dtype: torch.dtype) -> None:
+    """Narrow results with gaps: a line's first access may begin more than an access before it."""
+    seed, shape = seed_of(), (131, 141)
+    f = wl.fuse(lambda v, w: torch.bernoulli(v, 0.5) + v + w + (wl.linear_index() % 61 * 2).to(v.dtype), name="both")
+    x, y = torch.zeros(shape, dtype=dtype), torch.zeros(shape[::-1], dtype=dtype).t()
+    out = into(shape, dtype, 3)
+    plan = f.plan(x, y, out=out, target="sm_90").kernels[0].plan
+    assert plan.variant.tile is not None
+    assert plan.variant.tile.halo * dtype.itemsize == 32
+    torch.manual_seed(SEED)
+    n = counted(shape)
+    same(run_emulated(f, x, y, out=out), ((integers(seed, 0, 16, n) < 32768) + n % 61 * 2).to(dtype))
+
+
 def test_in_tiles_whose_lines_run_along_an_outer_dim() -> None:
     """The kernel nests its loops in another order than the output's: positions follow."""
     f = wl.fuse(lambda v, w: (v + w) * 0 + wl.linear_index() + wl.index(0) * 10000 + wl.index(1) * 100000, name="count")
@@ -182,6 +197,27 @@ def test_64_bit_positions_in_every_family(name: str, monkeypatch: pytest.MonkeyP
     same(mask, (integers(seed, 0, 16, counted(x.shape)) < 32768).float())
     if x.numel() > 4:
         assert "(unsigned long long)index_offset" in f.plan(x, target="sm_90").source
+
+
+@pytest.mark.parametrize("make", [lambda n: torch.zeros(n), lambda n: shifted(torch.zeros(n), 1)], ids=["dense", "misaligned"])
+def test_two_accesses_a_thread(make: Callable[[int], torch.Tensor]) -> None:
+    """Results narrower than the operand: a thread's elements take several blocks of a draw."""
+    f = wl.fuse(lambda v: ((v + wl.linear_index() % 101).to(i8), F.dropout(v + 1).to(i8)), name="narrow")
+    x, n, seed = make(1037), torch.arange(1037), seed_of()
+    assert f.plan(x, target="sm_90").kernels[0].plan.variant.elements == 8
+    got, mask = run_emulated(f, x)
+    same(got, (n % 101).to(i8))
+    same(mask, ((integers(seed, 0, 16, n) >= 32768) * 2).to(i8))
+
+
+def test_beside_every_second_element_of_whole_words() -> None:
+    f = wl.fuse(lambda v: (v + (wl.linear_index() % 101).to(bf16), torch.bernoulli(v, 0.5)), name="stepped")
+    for x in (torch.zeros(2074, dtype=bf16)[::2], torch.zeros(9, 144, dtype=bf16)[:, ::2][:, :64]):
+        assert f.plan(x, target="sm_90").kernels[0].plan.variant.loads == ("stepped",)
+        seed, n = seed_of(), counted(x.shape)
+        got, mask = run_emulated(f, x)
+        same(got, (n % 101).to(bf16))
+        same(mask, (integers(seed, 0, 16, n) < 32768).to(bf16))
 
 
 def test_views_and_concatenations_keep_positions() -> None:

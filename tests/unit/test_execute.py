@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import operator
+import weakref
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import wideload as wl
-from wideload.execute import Launch, kernel_arguments, phase_of, run_launches, scalar_argument
+from wideload.execute import Launch, kernel_arguments, phase_of, run_launches, scalar_argument, stage_launches
 from wideload.expr import HostCall, HostInput
 from wideload.lower import ScalarParameter
 from wideload.plan import KernelPlan
@@ -96,6 +98,20 @@ def test_kernels_are_launched_in_order_on_the_device_of_the_tensors() -> None:
     assert [recorder.launched[0][0] for recorder in recorders] == [5, 5]
     assert recorders[0].launched[0][1][:3] == [x.data_ptr(), y.data_ptr(), outs[0].data_ptr()]
     assert recorders[1].launched[0][1] == [y.data_ptr(), outs[1].data_ptr(), 3]
+
+
+def test_staged_tensors_live_until_they_are_launched() -> None:
+    """A seed's memory would else be given to the next seed."""
+    f = wl.fuse(lambda x: F.dropout(x), name="f")
+    x, out, seed = torch.ones(3), torch.empty(3), torch.tensor([7])
+    kept = weakref.ref(seed)
+    prepared, _ = launches(plans(f, x))
+    run = stage_launches(prepared, 0, [x, seed], [out], ())
+    del seed
+    assert kept() is not None
+    run()
+    del run
+    assert kept() is None
 
 
 # ---- numbers refused
