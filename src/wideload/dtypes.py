@@ -14,7 +14,7 @@ from wideload.errors import DtypeError
 
 __all__ = ["DTYPES", "Kind", "ScalarType", "dtype_name", "is_half", "scalar_type"]
 
-Kind = Literal["float", "signed", "unsigned", "bool"]
+Kind = Literal["float", "complex", "signed", "unsigned", "bool"]
 """Which C++ expression of an op applies: the arithmetic differs by kind, not by width."""
 
 
@@ -41,6 +41,8 @@ DTYPES: dict[torch.dtype, ScalarType] = {
         ScalarType(torch.float32, "f32", "float", "float", "float", 4),
         ScalarType(torch.float16, "f16", "f16", "float", "float", 2),
         ScalarType(torch.bfloat16, "bf16", "bf16", "float", "float", 2),
+        ScalarType(torch.complex128, "c128", "complex<double>", "complex<double>", "complex", 16),
+        ScalarType(torch.complex64, "c64", "complex<float>", "complex<float>", "complex", 8),
         ScalarType(torch.int8, "i8", "signed char", "signed char", "signed", 1),
         ScalarType(torch.int16, "i16", "short", "short", "signed", 2),
         ScalarType(torch.int32, "i32", "int", "int", "signed", 4),

@@ -107,10 +107,14 @@ def kernel_arguments(
     """
     loads = zip(plan.sources, plan.variant.loads, strict=True)
     return [
-        *(_by_value(tensors[tensor]) if access == "value" else pointer(tensors[tensor], offset) for (tensor, offset), access in loads),
+        *(
+            argument
+            for (tensor, offset), access in loads
+            for argument in (_numbers(tensors[tensor].item()) if access == "value" else (pointer(tensors[tensor], offset),))
+        ),
         *(pointer(outs[output], offset) for output, offset in plan.targets),
         *plan.sizes,
-        *(scalar_argument(parameter, scalars) for parameter in plan.program.scalars),
+        *(number for parameter in plan.program.scalars for number in _numbers(scalar_argument(parameter, scalars))),
     ]
 
 
@@ -136,12 +140,14 @@ def _address(tensor: torch.Tensor, offset_bytes: int) -> int:
     return tensor.data_ptr() + offset_bytes
 
 
-def _by_value(tensor: torch.Tensor) -> int | float:
-    value = tensor.item()
-    return float(value) if tensor.dtype.is_floating_point else int(value)
+def _numbers(value: complex) -> tuple[int | float, ...]:
+    """What a number is passed as: a complex one as its parts, an int or a bool as the 64 bits of a ``long long``."""
+    if isinstance(value, complex):
+        return value.real, value.imag
+    return (value,) if isinstance(value, float) else ((int(value) + (1 << 63)) % (1 << 64) - (1 << 63),)
 
 
-def scalar_argument(parameter: ScalarParameter, scalars: tuple[Any, ...]) -> int | float:
+def scalar_argument(parameter: ScalarParameter, scalars: tuple[Any, ...]) -> Any:
     """The runtime scalar's value for this call.
 
     Raises ``TraceError`` where it is no longer of the kind that was traced, ``DtypeError`` where torch refuses a number of this size.
@@ -153,4 +159,4 @@ def scalar_argument(parameter: ScalarParameter, scalars: tuple[Any, ...]) -> int
         if not check.low <= value <= check.high and value == value and abs(value) != math.inf:
             samples = (*check.samples[: check.position], (parameter.kind, repr(value)), *check.samples[check.position + 1 :])
             infer_dtype(check.op, samples, torch.get_default_dtype())
-    return value  # type: ignore[no-any-return]
+    return value

@@ -53,9 +53,12 @@ class RangeCheck:
     high: float
 
 
+_NUMBER_TYPES = {int: "long long", float: "double", complex: "complex<double>"}
+
+
 @dataclass(frozen=True)
 class ScalarParameter:
-    """A runtime scalar: passed as ``long long`` or ``double``, whatever its use, so that its value never recompiles."""
+    """A runtime scalar: passed as ``long long``, ``double`` or two of them, whatever its use, so that its value never recompiles."""
 
     value: HostValue
     kind: type
@@ -64,8 +67,8 @@ class ScalarParameter:
 
     @property
     def ctype(self) -> str:
-        """The C++ type of the kernel's parameter."""
-        return "long long" if self.kind is int else "double"
+        """The C++ type of its value; a complex one is passed as its two parts."""
+        return _NUMBER_TYPES[self.kind]
 
 
 @dataclass(frozen=True)
@@ -116,11 +119,14 @@ _RESERVED = frozenset(
 """C++'s and CUDA's own words, and the prelude's macros. Functions need no place here: the table's calls begin with ``::``."""
 _KERNELS_OWN = re.compile(
     r"n|i|k|m|d|e|first|lead|pad|phase|slot|column|line|across|along|turn|is_(full|inside|whole)|(column|line)0"
-    r"|(at|rest|size|slots|tiles|multiplier|shift)\d+|\w+_(v|r|at|data|value|span|tile|stride\d+|element)|__\w*"
-    r"|vec|f16|bf16|boolean|(load|store|fill|gather|round|repeat|tile)_\w+|widen|narrow_to|convert|settled|pack|divide_u\d+"
+    r"|(at|rest|size|slots|tiles|multiplier|shift)\d+|\w+_(v|r|at|re|im|data|value|span|tile|stride\d+|element)|__\w*"
+    r"|vec|f16|bf16|boolean|complex|(load|store|fill|gather|round|repeat|tile)_\w+|widen|narrow_to|convert|settled|pack|divide_u\d+"
 )
 """What the kernels of emit/ call their own variables, where a runtime scalar keeps its name, and the prelude's names that they use."""
 
+
+_NEVER_TOO_NARROW = frozenset({torch.bool, torch.int64, torch.float64, torch.complex128})
+"""Dtypes that take every runtime scalar, as far as its 64 bits go."""
 
 _FUNCTIONS_OF_FP64 = 3
 """NVRTC 13.5 takes some 12 ms for a function in fp64, 3.5 ms for one in fp32."""
@@ -172,10 +178,6 @@ class _Lowering:
                     parameters[node.operand] = Parameter(node.operand, self._names.take(node.name), row)
                 self._values[number] = parameters[node.operand].name
             elif isinstance(node, Number):
-                if node.kind is complex:
-                    raise DtypeError(
-                        f"{self._expr.name} takes a complex number, which CUDA kernels of wideload do not compute yet. Use a real number."
-                    )
                 scalars.append(
                     ScalarParameter(
                         node.value, node.kind, self._names.take(getattr(node.value, "name", "number")), self._range_checks(number)
@@ -202,14 +204,16 @@ class _Lowering:
         return _FUNCTIONS_OF_FP64 if node.dtype == torch.float64 else 1
 
     def _range_checks(self, scalar: int) -> tuple[RangeCheck, ...]:
-        checks = []
+        checks: list[RangeCheck] = []
+        if getattr(self._expr.nodes[scalar], "kind", None) is complex:
+            return ()  # it enters as infinity, in torch too
         for number in self._needed_in_order((Apply,)):
             node = self._expr.nodes[number]
             assert isinstance(node, Apply)
             for position, (operand, to) in enumerate(zip(node.operands, operand_dtypes(self._expr.nodes, node), strict=True)):
-                if operand == scalar and to is not None and to not in (torch.bool, torch.int64, torch.float64):
+                if operand == scalar and to is not None and to not in _NEVER_TOO_NARROW:
                     samples = tuple(sample_of(self._expr.nodes[i]) for i in node.operands)
-                    limits = torch.finfo(to) if to.is_floating_point else torch.iinfo(to)
+                    limits = torch.finfo(to) if to.is_floating_point or to.is_complex else torch.iinfo(to)
                     checks.append(RangeCheck(node.op, samples, position, limits.min, limits.max))
         return tuple(checks)
 
@@ -259,11 +263,8 @@ class _Lowering:
             return _literal(node.value, target)
         text = self._values[number]
         if isinstance(node, Number):
-            source = "long long" if node.kind is int else "double"
-            return text if source == target.compute else f"convert<{target.compute}>({text})"
-        have = scalar_type(node.dtype, "an operand")
-        if have.compute != target.compute:
-            text = f"convert<{target.compute}>({text})"
+            return _convert(text, _NUMBER_TYPES[node.kind], target)
+        text = _convert(text, scalar_type(node.dtype, "an operand").compute, target)
         return self._rounded(text, to) if self._eager and is_half(to) and node.dtype != to else text
 
     def _result(self, position: int, store: Store) -> Result:
@@ -274,9 +275,15 @@ class _Lowering:
         text = self._values[store.node]
         if store.dtype != node.dtype:  # out= of another dtype receives the rounded result, converted
             text = self._rounded(text, node.dtype)
-            if scalar_type(node.dtype, "a result").compute != target.compute:
-                text = f"convert<{target.compute}>({text})"
+            text = _convert(text, scalar_type(node.dtype, "a result").compute, target)
         return Result(name, text, target)
+
+
+def _convert(text: str, ctype: str, target: ScalarType) -> str:
+    """C++ for ``text``, of type ``ctype``, as a value of the compute type of ``target``; of a complex number that is real, its real part."""
+    if ctype.startswith("complex") and target.kind != "complex":
+        return f"({text} != {ctype}(0, 0))" if target.kind == "bool" else _convert(f"{text}.re", ctype[8:-1], target)
+    return text if ctype == target.compute else f"convert<{target.compute}>({text})"
 
 
 def _operands(node: Node) -> Iterable[int]:
@@ -309,10 +316,11 @@ def _is_half_node(node: Node) -> bool:
     return isinstance(node, Load | Apply | Cast) and is_half(node.dtype)
 
 
-def _literal(value: complex, target: ScalarType) -> str:
+def _literal(value: Any, target: ScalarType) -> str:
     """C++ for a Python number as a value of the compute type of ``target``."""
-    if isinstance(value, complex):
-        raise DtypeError("a complex number appears in the function, which CUDA kernels of wideload do not compute yet. Use a real number.")
+    if target.kind == "complex":
+        parts = (value.real, value.imag) if isinstance(value, complex) else (value, 0)
+        return f"{target.compute}({', '.join(_float_literal(part, target.compute[8:-1]) for part in parts)})"
     if target.kind == "bool":
         return "true" if value != 0 else "false"
     if target.kind == "float":
