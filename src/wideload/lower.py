@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from wideload.dtypes import Kind, ScalarType, is_half, scalar_type
+from wideload.dtypes import Kind, ScalarType, is_rounded, is_storage, scalar_type
 from wideload.errors import DtypeError
 from wideload.expr import Apply, Cast, Const, Expr, HostValue, Load, Location, Node, Number, Numerics
 from wideload.ops_table import Op
@@ -120,7 +120,7 @@ _RESERVED = frozenset(
 _KERNELS_OWN = re.compile(
     r"n|i|k|m|d|e|first|lead|pad|phase|slot|column|line|across|along|turn|is_(full|inside|whole)|(column|line)0"
     r"|(at|rest|size|slots|tiles|multiplier|shift)\d+|\w+_(v|r|at|re|im|data|value|span|tile|stride\d+|element)|__\w*"
-    r"|vec|f16|bf16|boolean|complex|(load|store|fill|gather|round|repeat|tile)_\w+|widen|narrow_to|convert|settled|pack|divide_u\d+"
+    r"|vec|f16|bf16|boolean|complex|e[458]m[023]\w*|(load|store|fill|gather|round|repeat|tile)_\w+|widen|narrow_to|convert|settled|pack|divide_u\d+"
 )
 """What the kernels of emit/ call their own variables, where a runtime scalar keeps its name, and the prelude's names that they use."""
 
@@ -164,6 +164,7 @@ class _Lowering:
         self._names = _Names()
         self._values: dict[int, str] = {}
         self._needed = _needed_nodes(expr, stores)
+        self._only_stored = _only_stored(expr, stores, self._needed)
         self._cheap = set() if self._eager else self._needed if fast_math else _half_nodes(expr, stores, self._needed)
 
     def run(self) -> Program:
@@ -187,7 +188,7 @@ class _Lowering:
         for number in self._needed_in_order((Apply, Cast)):
             node = nodes[number]
             assert isinstance(node, Apply | Cast)
-            text = self._apply(number, node) if isinstance(node, Apply) else self._cast(node)
+            text = self._apply(number, node) if isinstance(node, Apply) else self._cast(number, node)
             name = self._names.take(node.op.name if isinstance(node, Apply) else "cast")
             statements.append(Statement(name, scalar_type(node.dtype, "a result").compute, text, node.at))
             self._values[number] = name
@@ -231,8 +232,9 @@ class _Lowering:
         kind = max(kinds, key=lambda item: item[0])[1] if kinds else scalar_type(node.dtype, op.name).kind
         template = self._template(number, node, kind)
         if not self._eager:
-            return template.format(**texts)
-        rounding = f"round_{scalar_type(node.dtype, op.name).name}" if is_half(node.dtype) else ""
+            text = template.format(**texts)
+            return self._rounded(text, node.dtype) if is_storage(node.dtype) else text
+        rounding = f"round_{scalar_type(node.dtype, op.name).storage}" if is_rounded(node.dtype) else ""
         return self._rounded(template.format(**texts, round=rounding), node.dtype)
 
     def _template(self, number: int, node: Apply, kind: Kind) -> str:
@@ -250,22 +252,25 @@ class _Lowering:
     def _computes_in_fp32(self, node: Apply) -> bool:
         return scalar_type(node.dtype, node.op.name).compute == "float"
 
-    def _cast(self, node: Cast) -> str:
-        return self._rounded(self._converted(node.operand, node.dtype), node.dtype)
+    def _cast(self, number: int, node: Cast) -> str:
+        text = self._converted(node.operand, node.dtype)
+        return text if number in self._only_stored else self._rounded(text, node.dtype)
 
     def _rounded(self, text: str, dtype: torch.dtype) -> str:
-        return f"round_{scalar_type(dtype, 'a result').name}({text})" if is_half(dtype) else text
+        return f"round_{scalar_type(dtype, 'a result').storage}({text})" if is_rounded(dtype) else text
 
     def _converted(self, number: int, to: torch.dtype) -> str:
         """C++ for node ``number`` as a value of dtype ``to``; as TensorIterator does, eager mode rounds a tensor to the half it becomes."""
         node, target = self._expr.nodes[number], scalar_type(to, "a result")
         if isinstance(node, Const):
-            return _literal(node.value, target)
+            literal = _literal(node.value, target)
+            return self._rounded(literal, to) if is_storage(to) else literal
         text = self._values[number]
         if isinstance(node, Number):
-            return _convert(text, _NUMBER_TYPES[node.kind], target)
+            text = _convert(text, _NUMBER_TYPES[node.kind], target)
+            return self._rounded(text, to) if is_storage(to) else text
         text = _convert(text, scalar_type(node.dtype, "an operand").compute, target)
-        return self._rounded(text, to) if self._eager and is_half(to) and node.dtype != to else text
+        return self._rounded(text, to) if self._eager and is_rounded(to) and node.dtype != to else text
 
     def _result(self, position: int, store: Store) -> Result:
         name = self._names.take(f"out{position}" if len(self._stores) > 1 else "out")
@@ -300,20 +305,27 @@ def _needed_nodes(expr: Expr, stores: tuple[Store, ...]) -> set[int]:
     return needed
 
 
+def _only_stored(expr: Expr, stores: tuple[Store, ...], needed: set[int]) -> set[int]:
+    """Nodes that are stored in their own dtype and used nowhere else: the store rounds them."""
+    used = {operand for number in needed for operand in _operands(expr.nodes[number])}
+    converted = {store.node for store in stores if store.dtype != getattr(expr.nodes[store.node], "dtype", None)}
+    return {store.node for store in stores} - used - converted
+
+
 def _half_nodes(expr: Expr, stores: tuple[Store, ...], needed: set[int]) -> set[int]:
     """Nodes from which only fp16 and bf16 results flow: their value is rounded to a half before anything can tell the difference."""
-    wide: set[int] = {store.node for store in stores if not (is_half(store.dtype) or _is_half_node(expr.nodes[store.node]))}
+    wide: set[int] = {store.node for store in stores if not (is_rounded(store.dtype) or _is_rounded_node(expr.nodes[store.node]))}
     for number in sorted(needed, reverse=True):
         node = expr.nodes[number]
-        if isinstance(node, Cast) and is_half(node.dtype):
+        if isinstance(node, Cast) and is_rounded(node.dtype):
             continue
         if number in wide or not (isinstance(node, Load | Number | Const) or node.dtype.is_floating_point):
             wide.update(_operands(node))
     return needed - wide
 
 
-def _is_half_node(node: Node) -> bool:
-    return isinstance(node, Load | Apply | Cast) and is_half(node.dtype)
+def _is_rounded_node(node: Node) -> bool:
+    return isinstance(node, Load | Apply | Cast) and is_rounded(node.dtype)
 
 
 def _literal(value: Any, target: ScalarType) -> str:
@@ -331,6 +343,8 @@ def _literal(value: Any, target: ScalarType) -> str:
         whole -= 1 << bits
     if target.compute == "long long":
         return f"({whole + 1}ll - 1)" if whole == -(1 << 63) else f"{whole}ll"
+    if target.compute == "unsigned long long":
+        return f"{whole}ull"
     return f"({target.compute}){whole}" if target.compute != "int" else (f"({whole + 1} - 1)" if whole == -(1 << 31) else f"{whole}")
 
 

@@ -182,7 +182,7 @@ def _spells(names: str) -> Callable[[_S], _S]:
     def register(spelling: _S) -> _S:
         for name in names.split():
             owners = (torch.Tensor,) if name.startswith("__") else _NAMESPACES
-            functions = [getattr(owner, name) for owner in owners if hasattr(owner, name)]
+            functions = [getattr(owner, name) for owner in owners if callable(getattr(owner, name, None))]  # Tensor.real is none
             if not functions:
                 raise AttributeError(f"torch has no function {name}")
             SPELLINGS.update(dict.fromkeys(functions, spelling))

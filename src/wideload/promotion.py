@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from wideload.dtypes import dtype_name, is_half
+from wideload.dtypes import dtype_name, is_half, is_storage
 from wideload.errors import DtypeError
 from wideload.expr import Apply, Const, Node, Number
 from wideload.ops_table import Op
@@ -66,7 +66,9 @@ def _refusal(op: Op, samples: tuple[Sample, ...], error: Exception) -> str:
         f"{name}: {s.__name__ if isinstance(s, type) else dtype_name(s[0]) if isinstance(s[0], torch.dtype) else s[1]}"
         for name, s in zip(op.operands, samples, strict=True)
     )
-    return f"torch refuses {op.name}({kinds}): {str(error).splitlines()[0]}"
+    stored = any(isinstance(s, tuple) and isinstance(s[0], torch.dtype) and is_storage(s[0]) for s in samples)
+    way_out = ". fp8 is stored and converted, not computed with: use .float() first" if stored else ""
+    return f"torch refuses {op.name}({kinds}): {str(error).splitlines()[0]}{way_out}"
 
 
 def operand_dtypes(nodes: Sequence[Node], node: Apply) -> tuple[torch.dtype | None, ...]:

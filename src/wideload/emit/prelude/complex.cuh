@@ -22,37 +22,35 @@ template <class T> DEVICE complex<T> conjugate(complex<T> z) { return {z.re, -z.
 
 template <class T> DEVICE complex<T> scaled(complex<T> z, T factor) { return {z.re * factor, z.im * factor}; }
 
-// The smallest normal number, and a power of two of which the fourth power is in range.
-template <class T> struct complex_range { static constexpr T normal = (T)1.17549435e-38, root = (T)4294967296.0; };
-template <> struct complex_range<double> { static constexpr double normal = 2.2250738585072014e-308, root = 1.157920892373162e77; };
+// The exponent of the smallest normal number, that number, and a power of two of which the third power is in range.
+template <class T> struct complex_range { static constexpr int lowest = -126; static constexpr T normal = (T)1.17549435e-38, root = (T)4294967296.0; };
+template <> struct complex_range<double> { static constexpr int lowest = -1022; static constexpr double normal = 2.2250738585072014e-308, root = 1.157920892373162e77; };
 
-// A power of two that brings m >= 0 to [1/4, 1/2), as far as it and m are normal numbers; the largest m come to [2, 4).
-DEVICE float unit_scale(float m)
-{
-    const int exponent = 252 - (__float_as_int(m) >> 23);
-    return __int_as_float((exponent > 1 ? exponent : 1) << 23);
-}
-DEVICE double unit_scale(double m)
-{
-    const long long exponent = 2044 - (__double_as_longlong(m) >> 52);
-    return __longlong_as_double((exponent > 1 ? exponent : 1) << 52);
-}
+DEVICE float power_of_two(float, int exponent) { return __int_as_float((exponent + 127) << 23); }
+DEVICE double power_of_two(double, int exponent) { return __longlong_as_double((long long)(exponent + 1023) << 52); }
 
-// Smith's formula, both numbers scaled by the larger part of the divisor: what overflows here, overflows in the quotient. The quotient of
-// the divisor's parts may vanish, and a product with it too: then the other order of its factors is taken.
+// The power of two that brings m >= 0 to [1/4, 1/2), as far as it and m are normal numbers; the largest m come to [2, 4).
+DEVICE int unit_exponent(float m) { return max(125 - (__float_as_int(m) >> 23), -126); }
+DEVICE int unit_exponent(double m) { return max(1021 - (int)(__double_as_longlong(m) >> 52), -1022); }
+
+template <class T> DEVICE T unit_scale(T m) { return power_of_two(m, unit_exponent(m)); }
+
+// Smith's formula, the larger part of the divisor brought to 1 and that of the dividend near the top of the range, so that the smaller
+// one keeps its bits: what overflows or vanishes does so in the result, in its last step. The quotient of the divisor's parts may
+// vanish, and a product with it too: then the other order of its factors is taken.
 template <class T> DEVICE complex<T> complex_divide(complex<T> a, complex<T> b)
 {
-    const T s = unit_scale(fmax(fabs(b.re), fabs(b.im)));
-    const complex<T> n = scaled(a, s), d = scaled(b, s);
-    if (d.re == 0 && d.im == 0) return {n.re / fabs(d.re), n.im / fabs(d.re)};
+    const int lowest = complex_range<T>::lowest, lift_b = unit_exponent(fmax(fabs(b.re), fabs(b.im)));
+    const int lift_a = min(unit_exponent(fmax(fabs(a.re), fabs(a.im))) - lowest - 2, -lowest);
+    const complex<T> n = scaled(a, power_of_two(a.re, lift_a)), d = scaled(b, power_of_two(b.re, lift_b));
+    if (d.re == 0 && d.im == 0) return {a.re / fabs(d.re), a.im / fabs(d.re)};
     const bool is_wide = fabs(d.re) >= fabs(d.im);
     const T large = is_wide ? d.re : d.im, small = is_wide ? d.im : d.re, ratio = small / large, divisor = large + small * ratio;
-    if (fabs(ratio) < complex_range<T>::normal && small != 0) {
-        const T re = n.re / large * small, im = n.im / large * small;
-        return is_wide ? complex<T>((n.re + im) / divisor, (n.im - re) / divisor) : complex<T>((re + n.im) / divisor, (im - n.re) / divisor);
-    }
-    const T re = is_wide ? n.re + n.im * ratio : n.re * ratio + n.im, im = is_wide ? n.im - n.re * ratio : n.im * ratio - n.re;
-    return {re / divisor, im / divisor};
+    const bool is_tiny = fabs(ratio) < complex_range<T>::normal && small != 0;
+    const T re = is_tiny ? n.re / large * small : n.re * ratio, im = is_tiny ? n.im / large * small : n.im * ratio;
+    const complex<T> q((is_wide ? n.re + im : re + n.im) / divisor, (is_wide ? n.im - re : im - n.re) / divisor);
+    const int exponent = lift_b - lift_a, half = exponent / 2;
+    return scaled(scaled(q, power_of_two(a.re, half)), power_of_two(a.re, exponent - half));
 }
 
 template <class T> DEVICE complex<T> complex_reciprocal(complex<T> z) { return complex_divide(complex<T>(1, 0), z); }
