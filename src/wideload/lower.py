@@ -233,7 +233,7 @@ class _Lowering:
         template = self._template(number, node, kind)
         if not self._eager:
             text = template.format(**texts)
-            return self._rounded(text, node.dtype) if is_storage(node.dtype) else text
+            return self._rounded(text, node.dtype) if is_storage(node.dtype) and number not in self._only_stored else text
         rounding = f"round_{scalar_type(node.dtype, op.name).storage}" if is_rounded(node.dtype) else ""
         return self._rounded(template.format(**texts, round=rounding), node.dtype)
 

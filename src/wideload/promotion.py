@@ -51,7 +51,8 @@ def infer_dtype(op: Op, samples: tuple[Sample, ...], default_dtype: torch.dtype)
             result = op.torch(*map(_instance, samples))
         except NotImplementedError as error:  # the CPU lacks the dtype, CUDA need not: ask one width up
             halves = {s[0] for s in samples if isinstance(s, tuple) and isinstance(s[0], torch.dtype) and is_half(s[0])}
-            if not halves:
+            is_complex = any(isinstance(s, tuple) and isinstance(s[0], torch.dtype) and s[0].is_complex for s in samples)
+            if not halves or is_complex:  # of complex32, which kernels do not hold
                 raise DtypeError(_refusal(op, samples, error)) from None
             result = op.torch(*(_instance(sample, widened=True) for sample in samples))
             if result.dtype == torch.float32 and len(halves) == 1:
