@@ -303,6 +303,14 @@ def _rsub(input: Any, other: Any, *, alpha: Any = 1) -> Call:
 
 # ---- division
 
+
+def _divide_number(input: Any, number: Any) -> Any:
+    """``number / input`` in one rounding: torch multiplies by the reciprocal."""
+    dtype = torch.result_type(input, number)
+    dividend = torch.as_tensor(number, dtype=dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype())
+    return torch.div(dividend, input)
+
+
 _row("div", "input other", torch.div, floating="{input} / {other}", complex="::complex_divide({input}, {other})")
 _row(
     "div_trunc",
@@ -328,7 +336,7 @@ _row(
     floating="{number} / {input}",
     complex="::complex_divide({number}, {input})",
     eager="{round}(1 / {input}) * {number}",
-    reference=lambda input, number: torch.div(torch.as_tensor(number), input),
+    reference=_divide_number,
 )
 
 _op(

@@ -323,6 +323,7 @@ def test_references_are_exact_in_the_tails() -> None:
     v = math.sqrt(8 / math.pi) * (10 + 0.044715 * 1000)
     assert OPS["gelu_tanh"].reference(y).item() == torch.tensor(-10 / (1 + math.exp(v))).item()  # type: ignore[misc]
     assert torch.equal(OPS["sigmoid"].reference(torch.tensor([0, 1])), torch.sigmoid(torch.tensor([0, 1])))  # type: ignore[misc]
+    assert OPS["rdiv"].reference(torch.tensor([3.0], dtype=torch.float64), 0.1).item() == 0.1 / 3  # type: ignore[misc]
     assert OPS["rdiv"].reference(torch.tensor([3.0]), 2.0).item() == torch.tensor(2 / 3).item()  # type: ignore[misc]
 
 

@@ -90,6 +90,7 @@ def test_every_pair_of_operands_gives_torchs_dtype(name: str) -> None:
     assert compared == (2 * len(COMPUTED) + 3) ** 2 - 3 * 3
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 def test_where_gives_torchs_dtype() -> None:
     fused = wl.fuse(torch.where)
     condition = torch.tensor([True, False])
