@@ -29,11 +29,26 @@ template <> struct complex_range<double> { static constexpr int lowest = -1022; 
 DEVICE float power_of_two(float, int exponent) { return __int_as_float((exponent + 127) << 23); }
 DEVICE double power_of_two(double, int exponent) { return __longlong_as_double((long long)(exponent + 1023) << 52); }
 
-// The power of two that brings m >= 0 to [1/4, 1/2), as far as it and m are normal numbers; the largest m come to [2, 4).
-DEVICE int unit_exponent(float m) { return max(125 - (__float_as_int(m) >> 23), -126); }
-DEVICE int unit_exponent(double m) { return max(1021 - (int)(__double_as_longlong(m) >> 52), -1022); }
+// The exponent of the power of two that brings m >= 0 to [1/4, 1/2); the largest m come to [2, 4). A subnormal m is lifted first.
+DEVICE int unit_exponent(float m)
+{
+    const bool is_low = m < complex_range<float>::normal;
+    return max((is_low ? 149 : 125) - (__float_as_int(is_low ? m * 16777216.0f : m) >> 23), -126);
+}
+DEVICE int unit_exponent(double m)
+{
+    const bool is_low = m < complex_range<double>::normal;
+    return max((is_low ? 1074 : 1021) - (int)(__double_as_longlong(is_low ? m * 9007199254740992.0 : m) >> 52), -1022);
+}
 
-template <class T> DEVICE T unit_scale(T m) { return power_of_two(m, unit_exponent(m)); }
+template <class T> DEVICE T unit_scale(T m) { return power_of_two(m, min(unit_exponent(m), -complex_range<T>::lowest)); }
+
+// z * 2^exponent, up to twice the range of exponents.
+template <class T> DEVICE complex<T> lifted(complex<T> z, int exponent)
+{
+    const int half = exponent / 2;
+    return scaled(scaled(z, power_of_two(z.re, half)), power_of_two(z.re, exponent - half));
+}
 
 // Smith's formula, the larger part of the divisor brought to 1 and that of the dividend near the top of the range, so that the smaller
 // one keeps its bits: what overflows or vanishes does so in the result, in its last step. The quotient of the divisor's parts may
@@ -42,15 +57,14 @@ template <class T> DEVICE complex<T> complex_divide(complex<T> a, complex<T> b)
 {
     const int lowest = complex_range<T>::lowest, lift_b = unit_exponent(fmax(fabs(b.re), fabs(b.im)));
     const int lift_a = min(unit_exponent(fmax(fabs(a.re), fabs(a.im))) - lowest - 2, -lowest);
-    const complex<T> n = scaled(a, power_of_two(a.re, lift_a)), d = scaled(b, power_of_two(b.re, lift_b));
+    const complex<T> n = scaled(a, power_of_two(a.re, lift_a)), d = lifted(b, lift_b);
     if (d.re == 0 && d.im == 0) return {a.re / fabs(d.re), a.im / fabs(d.re)};
     const bool is_wide = fabs(d.re) >= fabs(d.im);
     const T large = is_wide ? d.re : d.im, small = is_wide ? d.im : d.re, ratio = small / large, divisor = large + small * ratio;
     const bool is_tiny = fabs(ratio) < complex_range<T>::normal && small != 0;
     const T re = is_tiny ? n.re / large * small : n.re * ratio, im = is_tiny ? n.im / large * small : n.im * ratio;
     const complex<T> q((is_wide ? n.re + im : re + n.im) / divisor, (is_wide ? n.im - re : im - n.re) / divisor);
-    const int exponent = lift_b - lift_a, half = exponent / 2;
-    return scaled(scaled(q, power_of_two(a.re, half)), power_of_two(a.re, exponent - half));
+    return lifted(q, lift_b - lift_a);
 }
 
 template <class T> DEVICE complex<T> complex_reciprocal(complex<T> z) { return complex_divide(complex<T>(1, 0), z); }
@@ -119,8 +133,7 @@ template <class T> DEVICE complex<T> complex_rsqrt(complex<T> z) { return comple
 template <class T> FUNCTION complex<T> complex_sinh(complex<T> z)
 {
     if (z.im == 0) return {sinh(z.re), z.im};
-    if (z.re == 0) return {z.re, math_sin(z.im)};
-    if (isinf(z.re) && !isfinite(z.im)) return {z.re, z.im - z.im};
+    if ((z.re == 0 || isinf(z.re)) && !isfinite(z.im)) return {z.re, z.im - z.im};
     const T x = fabs(z.re), unit = 1 / tail<T>::scale;
     if (!(x > tail<T>::shift)) return {sinh(z.re) * math_cos(z.im), cosh(x) * math_sin(z.im)};
     const T e = exp(x - tail<T>::shift) / 2;
