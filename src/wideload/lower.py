@@ -285,7 +285,7 @@ class _Lowering:
 
 
 def _convert(text: str, ctype: str, target: ScalarType) -> str:
-    """C++ for ``text``, of type ``ctype``, as a value of the compute type of ``target``; of a complex number that is real, its real part."""
+    """C++ for ``text``, of type ``ctype``, as a value of the compute type of ``target``; the real part of a complex one."""
     if ctype.startswith("complex") and target.kind != "complex":
         return f"({text} != {ctype}(0, 0))" if target.kind == "bool" else _convert(f"{text}.re", ctype[8:-1], target)
     return text if ctype == target.compute else f"convert<{target.compute}>({text})"

@@ -693,8 +693,9 @@ def _rad2deg(input: Any) -> Call:
 
 _op("real", "input", torch.real, number="{input}", complex="{input}.re", boolean="{input}", types="own", is_alias=True)
 _op("imag", "input", torch.imag, complex="{input}.im", types="own", is_alias=True)
-for _names, _function in (("conj", torch.conj), ("conj_physical", torch.conj_physical)):
-    _op(_names, "input", _function, number="{input}", complex="::conjugate({input})", boolean="{input}", is_alias=_names == "conj")
+_CONJUGATE = "::conjugate({input})"
+_op("conj", "input", torch.conj, number="{input}", complex=_CONJUGATE, boolean="{input}", is_alias=True)
+_op("conj_physical", "input", torch.conj_physical, number="{input}", complex=_CONJUGATE, boolean="{input}")
 _op("resolve_conj resolve_neg", "input", torch.resolve_conj, complex="{input}", every="{input}", is_alias=True)
 _op(
     "angle",

@@ -111,17 +111,15 @@ def test_special_values_are_torchs(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "eq", "ne"])
 def test_special_pairs(name: str) -> None:
-    """add and sub part by part: torch multiplies by alpha = 1, of which the imaginary part, 0, makes NaN of infinities."""
+    """Sums and differences part by part: torch multiplies by alpha = 1, of which the imaginary part, 0, makes NaN of infinities."""
     values = grid([0.0, -0.0, 1.0, -2.5, 1e-39, 3e38, inf, -inf, nan])
     x, y = (v.reshape(-1) for v in torch.meshgrid(values, values, indexing="ij"))
     got, op = compute(OPS[name], x, y), OPS[name].torch
     if got.dtype == torch.bool:
         assert torch.equal(got, op(x, y))
         return
-    if name in ("add", "sub"):
-        wants = [torch.view_as_complex(op(parts(x), parts(y)))]
-    else:
-        wants = [op(x.to(c128), y.to(c128)).to(c64), op(x, y)]
+    by_part = name in ("add", "sub")
+    wants = [torch.view_as_complex(op(parts(x), parts(y)))] if by_part else [op(x.to(c128), y.to(c128)).to(c64), op(x, y)]
     fits = agrees(got, wants, slack=1e-7) | ((parts(got) == 0) & (parts(wants[0]) == 0))
     bad = (~fits).any(-1).nonzero()[:, 0]
     assert not len(bad), f"{name}: {len(bad)} {[(x[i].item(), y[i].item(), got[i].item(), wants[0][i].item()) for i in bad[:5]]}"
@@ -129,7 +127,21 @@ def test_special_pairs(name: str) -> None:
 
 # ---- accuracy
 
-BOUNDS = {"exp2": 200, "log2": 8, "log10": 8, "log": 4, "tan": 8, "tanh": 8, "rsqrt": 8, "sinh": 6, "cosh": 6, "sin": 6, "cos": 6, "sigmoid": 16, "silu": 16}
+BOUNDS = {
+    "exp2": 200,
+    "log2": 8,
+    "log10": 8,
+    "log": 4,
+    "tan": 8,
+    "tanh": 8,
+    "rsqrt": 8,
+    "sinh": 6,
+    "cosh": 6,
+    "sin": 6,
+    "cos": 6,
+    "sigmoid": 16,
+    "silu": 16,
+}
 """In units of half the last place of |result|; ``exp2`` rounds its argument, of up to 120, first. 4 for the others."""
 
 
@@ -310,7 +322,9 @@ def test_made_of_real_numbers() -> None:
 
 
 def test_a_0_dim_cpu_tensor_is_passed_by_its_parts() -> None:
-    traced = trace_function(lambda z, s: z * s, "f", (TensorArg("z", c64, (8,), torch.device("cuda")), TensorArg("s", c128, (), torch.device("cpu"))), {})
+    traced = trace_function(
+        lambda z, s: z * s, "f", (TensorArg("z", c64, (8,), torch.device("cuda")), TensorArg("s", c128, (), torch.device("cpu"))), {}
+    )
     layout, z, s = NodeLayout((8,), (1,)), ramp(8, dtype=c64), torch.tensor(2 - 1j, dtype=c128)
     operands = [Operand(c64, layout, 0, 0), Operand(c128, NodeLayout((), ()), 0, 1, on_host=True)]
     target = Target(traced.expr.outputs[0], c64, layout, 0, 0)
@@ -318,7 +332,9 @@ def test_a_0_dim_cpu_tensor_is_passed_by_its_parts() -> None:
     assert plan.variant.loads == ("vector", "value")
     out = torch.zeros(8, dtype=c64)
     arguments = kernel_arguments(plan, [z, s], [out], (), behind)
-    run_on(build(emit_kernel(plan.program, plan.variant)), plan.name, (plan.grid, 1, 1), (plan.variant.threads, 1, 1), arguments, outputs=[out])
+    run_on(
+        build(emit_kernel(plan.program, plan.variant)), plan.name, (plan.grid, 1, 1), (plan.variant.threads, 1, 1), arguments, outputs=[out]
+    )
     assert torch.equal(out, z * s)
 
 

@@ -379,7 +379,10 @@ def test_fp8_is_rounded_by_its_store_or_where_it_is_used() -> None:
     e5m2 = torch.float8_e5m2
     assert text(lower(lambda x: x.to(e5m2), f32)) == ["float cast = x", "out: e5m2 = cast"]
     assert text(lower(lambda x: x.to(e5m2).float() * 2, f32))[:2] == ["float cast = round_e5m2(x)", "float cast_2 = cast"]
-    assert text(lower(lambda mask, x: torch.where(mask, x, 0.3).float(), boolean, e5m2))[0] == "float where = round_e5m2(mask ? x : round_e5m2(0.3f))"
+    assert (
+        text(lower(lambda mask, x: torch.where(mask, x, 0.3).float(), boolean, e5m2))[0]
+        == "float where = round_e5m2(mask ? x : round_e5m2(0.3f))"
+    )
 
 
 def test_an_op_without_an_expression_of_the_kind_is_refused() -> None:

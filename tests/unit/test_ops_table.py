@@ -206,7 +206,9 @@ def test_a_spelling_computes_what_torch_does(function: Callable[..., Any], dtype
         assert "by keyword" in accepted or function.__name__.startswith("__")
 
 
-@pytest.mark.parametrize("name", ["real", "imag", "conj", "conj_physical", "resolve_conj", "resolve_neg", "angle", "abs", "sgn", "nan_to_num"])
+@pytest.mark.parametrize(
+    "name", ["real", "imag", "conj", "conj_physical", "resolve_conj", "resolve_neg", "angle", "abs", "sgn", "nan_to_num"]
+)
 def test_a_spelling_of_complex_numbers_computes_what_torch_does(name: str) -> None:
     z = torch.tensor([-7.5 + 1j, -1.0, -0.0, 0.3j, 1 - 2j, complex(math.inf, 1), complex(math.nan, 2)])
     for x in (z, z.to(torch.complex128)):
