@@ -202,7 +202,7 @@ class _Lowering:
         is_cheap = number in self._cheap and node.op.half is not None
         if is_cheap or not (node.op.heavy or any(node.op.ulp)):  # what has an error bound approximates something
             return 0
-        return _FUNCTIONS_OF_FP64 if node.dtype == torch.float64 else 1
+        return _FUNCTIONS_OF_FP64 if node.dtype in (torch.float64, torch.complex128) else 1
 
     def _range_checks(self, scalar: int) -> tuple[RangeCheck, ...]:
         checks: list[RangeCheck] = []

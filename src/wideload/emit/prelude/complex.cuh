@@ -61,8 +61,10 @@ template <class T> DEVICE complex<T> complex_divide(complex<T> a, complex<T> b)
     if (d.re == 0 && d.im == 0) return {a.re / fabs(d.re), a.im / fabs(d.re)};
     const bool is_wide = fabs(d.re) >= fabs(d.im);
     const T large = is_wide ? d.re : d.im, small = is_wide ? d.im : d.re, ratio = small / large, divisor = large + small * ratio;
-    const bool is_tiny = fabs(ratio) < complex_range<T>::normal && small != 0;
-    const T re = is_tiny ? n.re / large * small : n.re * ratio, im = is_tiny ? n.im / large * small : n.im * ratio;
+    const T low = is_wide ? b.im : b.re;
+    const bool is_tiny = fabs(ratio) < complex_range<T>::normal && low != 0;
+    const T factor = power_of_two(low, is_tiny ? lift_b : 0);
+    const T re = is_tiny ? n.re / large * low * factor : n.re * ratio, im = is_tiny ? n.im / large * low * factor : n.im * ratio;
     const complex<T> q((is_wide ? n.re + im : re + n.im) / divisor, (is_wide ? n.im - re : im - n.re) / divisor);
     return lifted(q, lift_b - lift_a);
 }
