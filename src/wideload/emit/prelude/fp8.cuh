@@ -6,8 +6,9 @@
 template <int mantissa, int bias> DEVICE unsigned fp8_magnitude(unsigned bits)
 {
     const unsigned shift = 23 - mantissa, power = (unsigned)(151 - bias - mantissa) << 23;
-    if (bits < (unsigned)(128 - bias) << 23) return __float_as_uint(__uint_as_float(bits) + __uint_as_float(power)) - power;
-    return ((bits + (1u << (shift - 1)) - 1 + (bits >> shift & 1u)) >> shift) - ((unsigned)(127 - bias) << mantissa);
+    const unsigned subnormal = __float_as_uint(__uint_as_float(bits) + __uint_as_float(power)) - power;
+    const unsigned normal = ((bits + (1u << (shift - 1)) - 1 + (bits >> shift & 1u)) >> shift) - ((unsigned)(127 - bias) << mantissa);
+    return bits < (unsigned)(128 - bias) << 23 ? subnormal : normal;
 }
 
 // The value of seven bits: as fp32 they are too small by a power of two, subnormals too.
@@ -35,9 +36,8 @@ template <bool saturates> DEVICE unsigned e4m3fn_word(float low, float high)
     return saturates ? word : word | (fabsf(low) <= 464.0f ? 0u : 0x7fu) | (fabsf(high) <= 464.0f ? 0u : 0x7f00u);
 #else
     const unsigned a = __float_as_uint(low) & 0x7fffffffu, b = __float_as_uint(high) & 0x7fffffffu, limit = 0x43e80000u;
-    const unsigned infinity = 0x7f800000u, above = saturates ? 0x7eu : 0x7fu;
-    const unsigned x = a > infinity ? 0x7fu : a > limit ? above : fp8_magnitude<3, 7>(a);
-    const unsigned y = b > infinity ? 0x7fu : b > limit ? above : fp8_magnitude<3, 7>(b);
+    const unsigned infinity = 0x7f800000u, above = saturates ? 0x7eu : 0x7fu, p = fp8_magnitude<3, 7>(a), q = fp8_magnitude<3, 7>(b);
+    const unsigned x = a > infinity ? 0x7fu : a > limit ? above : p, y = b > infinity ? 0x7fu : b > limit ? above : q;
     return x | y << 8 | (__float_as_uint(low) >> 24 & 0x80u) | (__float_as_uint(high) >> 16 & 0x8000u);
 #endif
 }
@@ -58,8 +58,8 @@ DEVICE unsigned e5m2_word(float low, float high)
     return e5m2_saturated(low, high) + (fabsf(low) >= 61440.0f ? 1u : 0u) + (fabsf(high) >= 61440.0f ? 0x100u : 0u);
 #else
     const unsigned a = __float_as_uint(low) & 0x7fffffffu, b = __float_as_uint(high) & 0x7fffffffu, limit = 0x47700000u, infinity = 0x7f800000u;
-    const unsigned x = a > infinity ? 0x7fu : a >= limit ? 0x7cu : fp8_magnitude<2, 15>(a);
-    const unsigned y = b > infinity ? 0x7fu : b >= limit ? 0x7cu : fp8_magnitude<2, 15>(b);
+    const unsigned p = fp8_magnitude<2, 15>(a), q = fp8_magnitude<2, 15>(b);
+    const unsigned x = a > infinity ? 0x7fu : a >= limit ? 0x7cu : p, y = b > infinity ? 0x7fu : b >= limit ? 0x7cu : q;
     return x | y << 8 | (__float_as_uint(low) >> 24 & 0x80u) | (__float_as_uint(high) >> 16 & 0x8000u);
 #endif
 }
