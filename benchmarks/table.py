@@ -288,8 +288,7 @@ def run_cases(description: str | None, cases: Sequence[Case], num_elements: int,
     except wl.DeviceError as error:
         print(error, file=sys.stderr)
         return 2
-    environment = dataclasses.asdict(read_environment(device))
-    environment["commit"] = environment["commit"] or os.environ.get("WIDELOAD_COMMIT")
+    environment = describe_environment(device)
     rows, failed = [], {}
     for number, case in enumerate(chosen, 1):
         print(f"{number}/{len(chosen)} {case.name} ...", file=sys.stderr, flush=True)
@@ -309,7 +308,7 @@ def run_cases(description: str | None, cases: Sequence[Case], num_elements: int,
             "failed": failed,
         }
         options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    print(f"{environment['gpu']}, driver {environment['driver']}, torch {environment['torch']}, commit {environment['commit']}")
+    print(name_environment(environment))
     print(f"{options.elements} elements and more, cold L2, median of {options.samples}, microseconds")
     print(format_table(rows))
     for name in failed:
@@ -320,6 +319,17 @@ def run_cases(description: str | None, cases: Sequence[Case], num_elements: int,
 def find_device() -> torch.device:
     """The current CUDA device. Raises ``DeviceError`` without one."""
     return torch.device("cuda", cuda_index())
+
+
+def describe_environment(device: torch.device) -> dict[str, Any]:
+    """GPU, driver, versions and clocks; the commit by ``WIDELOAD_COMMIT`` where there is no git checkout."""
+    environment = dataclasses.asdict(read_environment(device))
+    return {**environment, "commit": environment["commit"] or os.environ.get("WIDELOAD_COMMIT")}
+
+
+def name_environment(environment: Mapping[str, Any]) -> str:
+    """What stands above a table."""
+    return f"{environment['gpu']}, driver {environment['driver']}, torch {environment['torch']}, commit {environment['commit']}"
 
 
 def _free_memory(with_compile: bool) -> None:

@@ -31,6 +31,7 @@ from wideload import doctor as doctors
 from wideload import measure, store
 from wideload.cache import read_stored
 from wideload.errors import DeviceError, WideloadError
+from wideload.fused import FusedFunction, fuse
 from wideload.measure.sweep import Point, Sweep, compare_sweeps, read_sweep
 from wideload.nvrtc import nvrtc_version
 from wideload.spelling import default_operands, evaluate_size, find_function, find_rival, make_arguments, sweep_sizes
@@ -277,6 +278,49 @@ def roofline(
     with _err.status("measuring the memory"):
         roof = measure.roofline(None if name is None else _find_device(name), refresh=refresh)
     typer.echo(json.dumps(roof.to_dict(), indent=1) if as_json else roof.to_markdown() if as_markdown else str(roof))
+
+
+@app.command(context_settings={"ignore_unknown_options": True})  # an operand may be -1
+def explain(
+    function: Annotated[str, typer.Argument(help="An op of wl.ops, module:function, or path/file.py:function.", show_default=False)],
+    operands: Annotated[
+        list[str] | None, typer.Argument(help="Tensors, their views, numbers, name=value, as for bench. An op has its own.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="A GPU or an architecture that need not be here: h200, sm_80. This GPU if left out.", metavar="GPU")
+    ] = None,
+    size: Annotated[list[str] | None, typer.Option(help="A size for a name in the operands: n=2^28.", metavar="NAME=SIZE")] = None,
+    device: Annotated[str | None, typer.Option(help="Without --target, the GPU to explain and measure on: cuda:1.")] = None,
+    measure_it: Annotated[bool, typer.Option("--measure/--no-measure", help="Without --target, add the measured time.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object instead of tables.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Write the tables in Markdown.")] = False,
+) -> None:
+    """Say how far a call is from its bound, and why: bytes, sectors, occupancy, bytes in flight, instructions, and what to try next.
+
+    \b
+    wideload explain bias_silu_mul --target h200
+    wideload explain torch:add 'bf16\\[n]' 'bf16\\[n]' --size n=2^28 --target a100 --json
+    wideload explain my.py:gate 'bf16[8192,8192].t()' 'f32[8192]' --target sm_80 --markdown
+
+    Every figure says whether it was measured, computed or assumed. docs/explain.md says how.
+    """
+    if as_json and as_markdown:
+        raise typer.BadParameter("--json and --markdown both write to standard output: choose one")
+    unknown = [text for text in operands or () if text.startswith("--")]
+    if unknown:
+        raise typer.BadParameter(f"there is no option {unknown[0]}")
+    subject = find_function(function)
+    texts = operands or default_operands(subject)
+    usual = {} if operands or not texts else {"tokens": demos.FULL_TOKENS}
+    sizes, *more = sweep_sizes(size or [])
+    if more:
+        raise typer.BadParameter("--size names several sizes; give one: n=2^28")
+    where = _find_device(device)
+    is_here = target is None and where.type == "cuda"  # of a GPU that is not here, only layouts are needed
+    args, named = make_arguments(texts, sizes={**usual, **sizes}, device=where if is_here else "meta")
+    fused = subject if isinstance(subject, FusedFunction) else fuse(subject)
+    found = fused.explain(*args, target=target, measure=measure_it, **named)
+    typer.echo(found.to_json() if as_json else found.to_markdown() if as_markdown else str(found))
 
 
 @app.command()

@@ -172,7 +172,7 @@ Node = Load | Number | Const | Apply | Cast | Viewed | Joined
 class Expr:
     """A traced function: ``nodes`` in order of computation, and the nodes that are its results.
 
-    ``same_shapes`` are pairs of nodes, one stored in place of the other: torch allows no other shape.
+    ``same_shapes`` are pairs of nodes, one stored in place of the other: torch allows no other shape, and the strides stay.
     """
 
     name: str

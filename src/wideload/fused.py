@@ -12,7 +12,7 @@ import operator
 import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 import torch
@@ -29,6 +29,9 @@ from wideload.reference import evaluate_expr
 from wideload.replay import NodeLayout, replay_layout
 from wideload.structure import map_structure, same_structure
 from wideload.trace import HostResult, NumberArg, TensorArg, TensorResult, Traced, is_traced, trace_function
+
+if TYPE_CHECKING:
+    from wideload.analyze.explain import Explanation, GpuFigures
 
 __all__ = ["FusedFunction", "fuse"]
 
@@ -149,10 +152,8 @@ class FusedFunction:
         ``target`` is a GPU's name (``"h200"``) or an architecture (``"sm_80"``); the arguments' own GPU if left out.
         """
         call = self._bind(args, kwargs)
-        if target is None and call.device.type != "cuda":
-            raise DeviceError(
-                f'{self.__name__}.plan got tensors on {call.device} and no target. Name the GPU: target="h200" or target="sm_90".'
-            )
+        if target is None:
+            self._check_has_target("plan", call)
         arch = (
             find_target(target).arch
             if target is not None
@@ -161,16 +162,73 @@ class FusedFunction:
         return self._run(call, functools.partial(self._plan_call, call, arch, out))
 
     def _plan_call(self, call: _Call, arch: str, out: Any, _: Any, traced: Traced) -> Plan:
-        layouts = self._layouts(call, traced)
-        is_in_place = False
-        if out is None:
-            outputs = [Output(node, _dtype(traced.expr.nodes[node]), layouts[node], 0) for node in traced.expr.outputs]
-        else:
-            outs = self._match_out(traced, out)
-            is_in_place = self._check_outputs(call, traced, layouts, outs)
-            outputs = [_output(node, tensor) for node, tensor in zip(traced.expr.outputs, outs, strict=True)]
+        layouts = self._layouts(call, traced, "cuda")
+        outputs, _, is_in_place = self._planned_outputs(call, traced, layouts, out)
         kernels = self._plan(call, traced, layouts, outputs, is_in_place)
         return Plan(self.__name__, arch, traced.expr, kernels)
+
+    def _planned_outputs(
+        self, call: _Call, traced: Traced, layouts: Sequence[NodeLayout], out: Any
+    ) -> tuple[list[Output], list[torch.Tensor] | None, bool]:
+        """What a call would write: new outputs, or the tensors of ``out``, and whether one of them is also an input."""
+        nodes = traced.expr.nodes
+        if out is None:
+            fresh = [node for node in traced.expr.outputs if not is_view_of_operand(traced.expr, node)]
+            return [Output(node, _dtype(nodes[node]), layouts[node], 0) for node in fresh], None, False
+        outs = self._match_out(traced, out)
+        is_in_place = self._check_outputs(call, traced, layouts, outs)
+        return [_output(node, tensor) for node, tensor in zip(traced.expr.outputs, outs, strict=True)], outs, is_in_place
+
+    def explain(self, *args: Any, out: Any = None, target: str | None = None, measure: bool = True, **kwargs: Any) -> Explanation:
+        """How far a call with these arguments is from its bound, and why: bytes, sectors, occupancy, bytes in flight, instructions.
+
+        Takes what `plan` takes. Without ``target``, the arguments' own GPU is reckoned with, and ``measure`` adds the time of the
+        call, by ``wl.bench``. Raises as `plan` does; where NVRTC or nvdisasm is missing, what comes of them is left out.
+
+        >>> import torch, wideload as wl
+        >>> x = torch.empty(2**28, dtype=torch.bfloat16, device="meta")
+        >>> wl.ops.add.explain(x, x, target="h200").minimal.value  # one operand given twice is read once
+        1073741824
+        """
+        from wideload.analyze.explain import GpuFigures  # here: a model that runs fused functions explains none
+
+        call = self._bind(args, kwargs)
+        if target is not None:
+            figures, time_us = GpuFigures(find_target(target)), None
+        else:
+            self._check_has_target("explain", call)
+            from wideload.measure import bench
+            from wideload.measure.roofline import read_device
+
+            figures = read_device(call.device)
+            measured = bench(self, *args, out=out, **kwargs).subject.time_us if measure else None
+            time_us = None if measured is None else measured.median
+        return self._run(call, functools.partial(self._explain_call, call, figures, time_us, out))
+
+    def _explain_call(self, call: _Call, figures: GpuFigures, time_us: float | None, out: Any, _: Any, traced: Traced) -> Explanation:
+        from wideload.analyze.explain import Place, explain_call
+
+        layouts = self._layouts(call, traced, "cuda")
+        outputs, outs, is_in_place = self._planned_outputs(call, traced, layouts, out)
+        plan = Plan(self.__name__, figures.target.arch, traced.expr, self._plan(call, traced, layouts, outputs, is_in_place))
+        places = [Place(*_address(tensor), on_host=tensor.device != call.device) for tensor in call.tensors]
+        fresh = [Place(("result", position), 0) for position in range(len(outputs))]
+        return explain_call(
+            self.__name__,
+            figures,
+            traced.expr,
+            layouts,
+            places,
+            fresh if outs is None else [Place(*_address(tensor)) for tensor in outs],
+            [kernel.build() for kernel in plan.kernels],
+            time_us,
+        )
+
+    def _check_has_target(self, method: str, call: _Call) -> None:
+        if call.device.type != "cuda":
+            raise DeviceError(
+                f'{self.__name__}.{method} got tensors on {call.device} and no target. Name the GPU: target="h200" or target="sm_90".'
+            )
 
     def _inline(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
         """Inside another trace, or under torch.compile, this is the plain function, to be fused with its neighbours."""
@@ -302,9 +360,9 @@ class FusedFunction:
                 raise
         return use(key, traced)
 
-    def _layouts(self, call: _Call, traced: Traced) -> tuple[NodeLayout, ...]:
-        """Shape and strides of every node, as eager gives them."""
-        return replay_layout(traced.expr, [NodeLayout(tuple(t.shape), t.stride()) for t in call.tensors], call.device.type)
+    def _layouts(self, call: _Call, traced: Traced, device_type: str | None = None) -> tuple[NodeLayout, ...]:
+        """Shape and strides of every node, as eager gives them: where the tensors are, or on another type of device."""
+        return replay_layout(traced.expr, [NodeLayout(tuple(t.shape), t.stride()) for t in call.tensors], device_type or call.device.type)
 
     def _plan(
         self, call: _Call, traced: Traced, layouts: Sequence[NodeLayout], outputs: list[Output], is_in_place: bool
@@ -530,6 +588,13 @@ def _readable(tensor: torch.Tensor, name: str) -> torch.Tensor:
     if tensor.is_conj():
         tensor = tensor.resolve_conj()
     return tensor.resolve_neg() if tensor.is_neg() else tensor
+
+
+def _address(tensor: torch.Tensor) -> tuple[int | str, int]:
+    """What a tensor's address counts from, and its address: meta tensors have no memory, but storages that views share."""
+    if tensor.device.type == "meta":
+        return int(tensor.untyped_storage()._cdata), int(tensor.storage_offset()) * tensor.element_size()
+    return str(tensor.device), tensor.data_ptr()
 
 
 def _wants_grad(tensors: Iterable[torch.Tensor]) -> bool:

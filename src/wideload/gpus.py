@@ -13,10 +13,24 @@ from importlib import resources
 
 from wideload.errors import DeviceError
 
-__all__ = ["GPUS", "MIN_COMPUTE_CAPABILITY", "SM_LIMITS", "Gpu", "SmLimits", "Target", "bytes_in_flight_target", "find_target", "sm_limits"]
+__all__ = [
+    "GPUS",
+    "MIN_COMPUTE_CAPABILITY",
+    "SECTOR_BYTES",
+    "SM_LIMITS",
+    "Gpu",
+    "SmLimits",
+    "Target",
+    "bytes_in_flight_target",
+    "find_target",
+    "sm_limits",
+]
 
 MIN_COMPUTE_CAPABILITY = (7, 5)
 """The oldest that NVRTC 13 compiles for."""
+
+SECTOR_BYTES = 32
+"""The least that moves between DRAM and L2, and between L2 and L1; a 128-byte line is four (Nsight Compute's memory tables)."""
 
 _VENDOR_WORDS = frozenset({"nvidia", "geforce", "tesla", "quadro", "gpu"})
 _ARCH = re.compile(r"(sm_|compute_)\d+|\d{2,3}|\d+\.\d")

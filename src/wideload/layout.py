@@ -20,9 +20,11 @@ __all__ = [
     "Strides",
     "broadcast_shapes",
     "build_space",
+    "channels_last_strides",
     "coalesce",
     "contiguous_strides",
     "expand_strides",
+    "has_channels_last",
     "is_row_major",
     "iterator_strides",
     "like_strides",
@@ -122,6 +124,33 @@ def iterator_strides(shape: Shape, operands: Sequence[tuple[Shape, Strides]]) ->
         return contiguous_strides(shape)
     # Here, unlike in the row-major order, torch lets a size of 0 make every outer stride 0.
     return tuple(prod(shape[dim] for dim in order[: order.index(at)]) for at in range(len(shape)))
+
+
+def channels_last_strides(shape: Shape) -> Strides:
+    """Strides of a new tensor of four or five dims whose second runs fastest, as ``torch.channels_last`` and ``channels_last_3d``.
+
+    >>> channels_last_strides((2, 3, 4, 5))
+    (60, 1, 15, 3)
+    """
+    return _packed_strides(shape, (1, *range(len(shape) - 1, 1, -1), 0))
+
+
+def has_channels_last(shape: Shape, strides: Strides) -> bool:
+    """Whether torch takes strides for those of `channels_last_strides`; ambiguous ones, of few sizes above 1, for row-major.
+
+    The rule is that of c10's ``is_channels_last_strides_2d`` and ``_3d``.
+
+    >>> has_channels_last((2, 3, 4, 5), (60, 1, 15, 3)), has_channels_last((2, 1, 1, 1), (1, 1, 1, 1))
+    (True, False)
+    """
+    if len(shape) not in (4, 5) or strides[1] == 0 or 0 in shape:
+        return False
+    least = 0
+    for dim in (1, *range(len(shape) - 1, 1, -1), 0):
+        if strides[dim] < least or (dim == 0 and least == strides[1]):
+            return False
+        least = strides[dim] * max(shape[dim], 1)
+    return True
 
 
 def like_strides(shape: Shape, strides: Strides) -> Strides:

@@ -278,6 +278,14 @@ _op(
 _op("reciprocal", "input", torch.reciprocal, floating="1 / {input}", complex="::complex_reciprocal({input})")
 _row("clone", "input", torch.clone, complex="{input}", every="{input}", keeps_format=True)
 _op("contiguous", "input", torch.Tensor.contiguous, complex="{input}", every="{input}", keeps_format=True, makes_contiguous=True)
+_row(
+    "clone_contiguous",
+    "input",
+    lambda input: input.clone(memory_format=torch.contiguous_format),
+    complex="{input}",
+    every="{input}",
+    makes_contiguous=True,
+)
 _op("detach", "input", torch.detach, complex="{input}", every="{input}", is_alias=True)
 
 
@@ -288,7 +296,7 @@ def _add(input: Any, other: Any, *, alpha: Any = 1) -> Call:
 
 @_spells("clone")
 def _clone(input: Any, *, memory_format: torch.memory_format = torch.preserve_format) -> Call:
-    return call("contiguous" if memory_format == torch.contiguous_format else "clone", input)
+    return call("clone_contiguous" if memory_format == torch.contiguous_format else "clone", input)
 
 
 @_spells("sub subtract __sub__")

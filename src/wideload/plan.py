@@ -15,6 +15,7 @@ import torch
 
 from wideload.dtypes import ScalarType, scalar_type
 from wideload.expr import Expr, Numerics
+from wideload.gpus import SECTOR_BYTES
 from wideload.layout import INT31_MAX, Dim, IterSpace, build_space, expand_strides, magic_divisor
 from wideload.lower import Program, Store, lower_expr
 from wideload.replay import NodeLayout
@@ -46,18 +47,27 @@ TILE_BLOCKS = 2
 TILE_ACROSS = 8
 """Accesses along an output's line that a warp of a ``tile`` kernel stores together: 128 bytes of each of four lines."""
 
-WHOLE_BLOCKS = 8
-"""Blocks an SM that the registers of a ``rows`` or ``pitched`` kernel without edges must leave room for, 64 a thread. Where nothing is
-asked for, ptxas aims at more and moves loads behind the first stores: RoPE of bf16 3.82 TB/s on an H200, with 6 to 10 blocks 3.98 to
-4.00, kernels of fewer operands alike. Kernels with edges lose (odd rows 4.22 to 4.02, unaligned int8 4.29 to 3.94), and dense ones of
-long arithmetic too (GELU 4.07 to 3.74)."""
+REGISTER_BYTES = 4
+
+MAX_STEP_BYTES = REGISTER_BYTES
+"""From one element to the next of an operand that is read whole and picked from, at most: every register then has one that is wanted. Where
+one had none, ptxas would make narrow accesses of the wide one."""
+
+MANY_LOADS = 4
+"""Operands from which on ptxas, left to itself, keeps registers low by moving loads behind the first stores."""
+
+MANY_LOADS_BLOCKS = 8
+"""Blocks an SM that the registers of such a kernel must leave room for, 64 a thread: RoPE of bf16, of six operands, took 39 registers and
+ran at 3.82 TB/s on an H200, with 6 to 10 blocks asked for at 3.98 to 4.00. Kernels of few operands and long arithmetic lose by it: bias
+and GELU 3.79 to 3.57, GELU 4.07 to 3.74, unaligned int8 4.29 to 3.94."""
 
 Family = Literal["dense", "rows", "pitched", "tile", "strided"]
 
-Access = Literal["vector", "realigned", "elements", "row", "uniform", "strided", "turned", "turned_realigned", "value"]
-"""How a kernel reaches an operand: one wide access; aligned words, realigned in registers; one access an element, of an output
-whose address is not aligned as the first output's is; one element a row; one element for all; through its strides; through shared
-memory, where its fast dim is not the outputs' (aligned or realigned); by value (a 0-dim CPU tensor)."""
+Access = Literal["vector", "realigned", "stepped", "elements", "row", "uniform", "strided", "turned", "turned_realigned", "value"]
+"""How a kernel reaches an operand: one wide access; aligned words, realigned in registers; the aligned words in which
+it is every second, third or fourth element; one access an element, of an output whose address is not aligned as the
+first output's is; one element a row; one element for all; through its strides; through shared memory, where its fast dim is not the
+outputs' (aligned or realigned); by value (a 0-dim CPU tensor)."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +113,8 @@ class Tile:
 
     ``columns`` lie along the outputs' fast dim, ``lines`` along that of the operands that are turned. A thread computes ``width``
     columns, one access of the widest output, of ``depth`` neighbouring lines at a time. Where the outputs' lines are not aligned alike,
-    the accesses of each line begin up to ``width - 1`` columns before the tile, and ``halo`` columns more of turned operands are loaded.
+    the accesses of each line begin at a sector of the first output, up to ``halo - 1`` columns before the tile, and ``halo`` columns
+    more of turned operands are loaded.
     """
 
     columns: int
@@ -119,7 +130,8 @@ class Variant:
 
     ``loads`` go with the program's parameters, ``stores`` with its results; ``elements`` is how many a thread computes;
     ``is_in_place`` forbids the read-only cache; ``threads`` are those of a block; ``tile`` is a tile kernel's. ``is_whole`` says that
-    sizes and addresses leave no access that is partly outside, so that the kernel has no edges.
+    sizes and addresses leave no access that is partly outside, so that the kernel has no edges. ``steps`` are those of the loads, and how
+    many elements before an operand's first one its aligned words begin: (1, 0) of all but ``stepped`` ones.
     """
 
     family: Family
@@ -132,6 +144,12 @@ class Variant:
     threads: int = THREADS
     tile: Tile | None = None
     is_whole: bool = False
+    steps: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def load_steps(self) -> tuple[tuple[int, int], ...]:
+        """``steps``, spelt out where no load is ``stepped``."""
+        return self.steps or ((1, 0),) * len(self.loads)
 
 
 @dataclass(frozen=True)
@@ -213,6 +231,7 @@ def _plan_kernel(
         choice.threads,
         choice.tile,
         choice.is_whole,
+        choice.steps if "stepped" in choice.accesses else (),
     )
     grid = -(-choice.num_covered // (variant.threads * variant.elements))
     reasons = [*choice.reasons, Reason("grid", f"{grid} x {variant.threads}", "one-shot: a grid-stride loop measured 5 % slower on H200")]
@@ -269,6 +288,7 @@ class _Choice:
     threads: int = THREADS
     tile: Tile | None = None
     is_whole: bool = False
+    steps: tuple[tuple[int, int], ...] = ()
 
 
 def _vector_elements(walks: Sequence[_Walk]) -> tuple[int, Reason]:
@@ -307,7 +327,7 @@ def _choose_rows(space: IterSpace, walks: Sequence[_Walk], num_inputs: int) -> _
     sizes = [dim.size for dim in space.dims] or [1]
     packed = tuple(math.prod(sizes[:d]) for d in range(len(space.dims)))
     inputs, outputs = walks[:num_inputs], walks[num_inputs:]
-    if any(walk.strides != packed for walk in outputs) or any(walk.strides and walk.strides[0] > 1 for walk in inputs):
+    if any(walk.strides != packed for walk in outputs):
         return None
     elements, why = _vector_elements(walks)
     if len(sizes) > 1 and sizes[0] < elements:
@@ -315,7 +335,9 @@ def _choose_rows(space: IterSpace, walks: Sequence[_Walk], num_inputs: int) -> _
     # The first output sets the beat: its first aligned access is preceded by `pad` elements that are none of its own.
     pad = outputs[0].phase(elements)
     beat = outputs[0].beat(elements)
-    loads = tuple(_access(walk, beat, elements) for walk in inputs)
+    loads = _accesses(inputs, beat, elements)
+    if loads is None:
+        return None
     stores: tuple[Access, ...] = tuple("vector" if walk.phase(elements) == pad else "elements" for walk in outputs)
     bits, width = _index_bits(space, walks, space.num_elements + pad + THREADS * elements)
     runtime = (space.num_elements, pad, *_divisions(space, bits), *_row_sizes(space, inputs, loads))
@@ -327,13 +349,22 @@ def _choose_rows(space: IterSpace, walks: Sequence[_Walk], num_inputs: int) -> _
         width,
         *_edge_reasons(is_whole, inputs, loads),
     )
-    accesses = (*loads, *stores)
-    return _Choice("rows", accesses, elements, bits, space.num_elements + pad, runtime, reasons, is_whole=is_whole)
+    return _Choice(
+        "rows",
+        (*loads, *stores),
+        elements,
+        bits,
+        space.num_elements + pad,
+        runtime,
+        reasons,
+        is_whole=is_whole,
+        steps=_steps(inputs, loads, elements),
+    )
 
 
 def _choose_pitched(space: IterSpace, walks: Sequence[_Walk], num_inputs: int) -> _Choice | None:
     """As ``rows``, for outputs with gaps between their rows."""
-    if len(space.dims) < 2 or any(walk.strides[0] > 1 for walk in walks) or any(walk.strides[0] != 1 for walk in walks[num_inputs:]):
+    if len(space.dims) < 2 or any(walk.strides[0] != 1 for walk in walks[num_inputs:]):
         return None
     inputs, outputs = walks[:num_inputs], walks[num_inputs:]
     elements, why = _vector_elements(walks)
@@ -341,7 +372,9 @@ def _choose_pitched(space: IterSpace, walks: Sequence[_Walk], num_inputs: int) -
     if row < elements:
         return None
     beat = outputs[0].beat(elements)
-    loads = tuple(_access(walk, beat, elements) for walk in inputs)
+    loads = _accesses(inputs, beat, elements)
+    if loads is None:
+        return None
     stores: tuple[Access, ...] = tuple("vector" if walk.beat(elements) == beat else "elements" for walk in outputs)
     same_phase = not any(stride % elements for stride in outputs[0].strides[1:])
     slots = -(-(row + (beat[0] if same_phase else elements - 1)) // elements)
@@ -357,30 +390,61 @@ def _choose_pitched(space: IterSpace, walks: Sequence[_Walk], num_inputs: int) -
         width,
         *_edge_reasons(is_whole, inputs, loads),
     )
-    # The grid is counted in accesses.
-    return _Choice("pitched", (*loads, *stores), elements, bits, num_slots * elements, runtime, reasons, is_whole=is_whole)
+    return _Choice(
+        "pitched",
+        (*loads, *stores),
+        elements,
+        bits,
+        num_slots * elements,  # the grid is counted in accesses
+        runtime,
+        reasons,
+        is_whole=is_whole,
+        steps=_steps(inputs, loads, elements),
+    )
 
 
 def _is_whole(size: int, elements: int, beat: tuple[int, ...], accesses: Sequence[Access]) -> bool:
     """Whether rows of ``size`` elements are made of whole accesses, each of them aligned for all operands."""
-    return size % elements == 0 and not any(beat) and not {"realigned", "turned_realigned", "elements"} & set(accesses)
+    return size % elements == 0 and not any(beat) and not {"realigned", "stepped", "turned_realigned", "elements"} & set(accesses)
 
 
-def _access(walk: _Walk, beat: tuple[int, ...], elements: int) -> Access:
-    """How an input along rows is read where the first output's aligned accesses lie on ``beat``."""
-    if walk.is_uniform:
-        return "uniform"
-    if walk.strides and not walk.strides[0]:
-        return "row"
-    return "vector" if walk.beat(elements) == beat else "realigned"
+def _accesses(inputs: Sequence[_Walk], beat: tuple[int, ...], elements: int) -> tuple[Access, ...] | None:
+    """How inputs along rows are read where the first output's aligned accesses lie on ``beat``; ``None`` where one cannot be."""
+    accesses: list[Access] = []
+    for walk in inputs:
+        if walk.is_uniform:
+            accesses.append("uniform")
+        elif not walk.strides or walk.strides[0] == 1:
+            accesses.append("vector" if walk.beat(elements) == beat else "realigned")
+        elif not walk.strides[0]:
+            accesses.append("row")
+        elif _is_stepped(walk, beat, elements):
+            accesses.append("stepped")
+        else:
+            return None
+    return tuple(accesses)
+
+
+def _is_stepped(walk: _Walk, beat: tuple[int, ...], elements: int) -> bool:
+    """Whether it is every few elements of words that are aligned alike in all rows; an access holds whole registers."""
+    first, *outer = walk.beat(elements)
+    step, itemsize = walk.strides[0], walk.type.itemsize
+    is_near = step * itemsize <= MAX_STEP_BYTES and elements * itemsize % REGISTER_BYTES == 0
+    return is_near and first < step and not any(outer) and not any(beat)
+
+
+def _steps(inputs: Sequence[_Walk], loads: Sequence[Access], elements: int) -> tuple[tuple[int, int], ...]:
+    return tuple(
+        (walk.strides[0], walk.phase(elements)) if access == "stepped" else (1, 0) for walk, access in zip(inputs, loads, strict=True)
+    )
 
 
 def _row_sizes(space: IterSpace, inputs: Sequence[_Walk], loads: Sequence[Access]) -> list[int]:
-    """The outer strides of each input that has rows, and the span of those that are realigned: elements from its first to its last."""
+    """The outer strides of each input that has rows, and the span of those read by aligned words: elements from its first to its last."""
     numbers: list[int] = []
     for walk, access in zip(inputs, loads, strict=True):
         numbers += walk.strides[1:] if access != "uniform" else ()
-        if access == "realigned":
+        if access in ("realigned", "stepped"):
             numbers.append(walk.span([dim.size for dim in space.dims]))
     return numbers
 
@@ -388,9 +452,12 @@ def _row_sizes(space: IterSpace, inputs: Sequence[_Walk], loads: Sequence[Access
 def _edge_reasons(is_whole: bool, inputs: Sequence[_Walk], loads: Sequence[Access]) -> list[Reason]:
     if is_whole:
         return [Reason("edges", "none", "every row is made of whole aligned accesses")]
-    names = [walk.name for walk, access in zip(inputs, loads, strict=True) if access in ("realigned", "turned_realigned")]
+    named = list(zip((walk.name for walk in inputs), loads, strict=True))
+    realigned = ", ".join(name for name, access in named if access in ("realigned", "turned_realigned"))
+    stepped = ", ".join(name for name, access in named if access == "stepped")
     why = "not aligned to whole accesses: aligned words are read and shifted in registers"
-    return [Reason("realigned", ", ".join(names), why)] if names else []
+    reasons = [Reason("realigned", realigned, why)] if realigned else []
+    return [*reasons, Reason("stepped", stepped, "whole words are read, and every few elements of them taken")] if stepped else reasons
 
 
 def _choose_tile(space: IterSpace, walks: Sequence[_Walk], num_inputs: int) -> _Choice | None:
@@ -417,8 +484,11 @@ def _choose_tile(space: IterSpace, walks: Sequence[_Walk], num_inputs: int) -> _
     is_whole = _is_whole(dims[0].size, width, beat, (*loads, *stores))
     is_whole = is_whole and not any(dims[1].size * walk.type.itemsize % ACCESS_BYTES for walk in turned)
     if any(stride % width for stride in outputs[0].strides[1:]):
-        tile = replace(tile, halo=width)
-    num_across = -(-(dims[0].size + (width - 1 if tile.halo else beat[0])) // tile.columns)
+        # Lines that begin at sectors, not at any 16 bytes, write none in two parts: 3.99 against 3.80 TB/s for bf16 on an H200. In wider
+        # items the wider halo costs as much as that brings (fp32 3.57 against 3.61).
+        itemsize = outputs[0].type.itemsize
+        tile = replace(tile, halo=max(width, SECTOR_BYTES // itemsize) if itemsize < 4 else width)
+    num_across = -(-(dims[0].size + (tile.halo - 1 if tile.halo else beat[0])) // tile.columns)
     num_along = -(-dims[1].size // tile.lines)
     # Neighbouring blocks write neighbouring columns: groups of 2 to 16 that read along the lines first were up to 5 % slower on an H200.
     blocks = [num_across, num_along, *(dim.size for dim in dims[2:])]

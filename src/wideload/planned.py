@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wideload.cache import find_cubin
 from wideload.emit.kernel import emit_kernel
+from wideload.errors import CompileError
 from wideload.expr import Expr
 from wideload.nvrtc import Cubin, compile_ptx
 from wideload.plan import KernelPlan
 from wideload.sass import MAIN_PATH_MARKER, Access, disassemble, main_path
+
+if TYPE_CHECKING:
+    from wideload.analyze.explain import BuiltKernel
 
 __all__ = ["Plan", "PlannedKernel"]
 
@@ -40,6 +44,17 @@ class PlannedKernel:
     def compiled(self) -> Cubin:
         """The cubin with ptxas' figures. Raises ``CompileError``."""
         return find_cubin(self.source, arch=self.arch, name=self.name)
+
+    def build(self) -> BuiltKernel:
+        """The kernel as far as it can be compiled and disassembled here, for `wideload.analyze.explain`."""
+        from wideload.analyze.explain import BuiltKernel
+
+        cubin = None
+        try:
+            cubin = self.compiled
+            return BuiltKernel(self.plan, self.source, cubin, disassemble(cubin.code, lineinfo=True))
+        except CompileError as error:
+            return BuiltKernel(self.plan, self.source, cubin, missing=str(error))
 
     @property
     def ptx(self) -> str:

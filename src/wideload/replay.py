@@ -13,7 +13,15 @@ import torch
 
 from wideload.errors import LayoutError
 from wideload.expr import Apply, Cast, Const, Expr, Joined, Load, Number, Viewed
-from wideload.layout import broadcast_shapes, contiguous_strides, is_row_major, iterator_strides, like_strides
+from wideload.layout import (
+    broadcast_shapes,
+    channels_last_strides,
+    contiguous_strides,
+    has_channels_last,
+    is_row_major,
+    iterator_strides,
+    like_strides,
+)
 from wideload.promotion import operand_dtypes
 from wideload.views import View, apply_views
 
@@ -40,7 +48,8 @@ def replay_layout(expr: Expr, operands: Sequence[NodeLayout], device_type: str) 
     on CUDA only ``torch.where`` does so.
     """
     layouts: list[NodeLayout] = []
-    for node in expr.nodes:
+    targets = dict(expr.same_shapes)
+    for number, node in enumerate(expr.nodes):
         match node:
             case Load():
                 layouts.append(operands[node.operand])
@@ -75,21 +84,25 @@ def replay_layout(expr: Expr, operands: Sequence[NodeLayout], device_type: str) 
                 layouts.append(NodeLayout(shape, iterator_strides(shape, [(source.shape, source.strides) for source in sources])))
             case _:
                 layouts.append(_NUMBER)
-    for value, target in expr.same_shapes:
-        if layouts[value].shape != layouts[target].shape:
-            have, room = layouts[value].shape, layouts[target].shape
-            raise LayoutError(f"an in-place result has shape {have}, the tensor it is stored in {room}. Use the out-of-place form.")
+        if number in targets:
+            have, room = layouts[number], layouts[targets[number]]
+            if have.shape != room.shape:
+                raise LayoutError(
+                    f"an in-place result has shape {have.shape}, the tensor it is stored in {room.shape}. Use the out-of-place form."
+                )
+            layouts[number] = room
     return tuple(layouts)
 
 
 def _joined(parts: Sequence[NodeLayout], dim: int) -> NodeLayout:
-    """What ``torch.cat`` makes: a new tensor in row-major order."""
+    """What ``torch.cat`` makes: a new tensor in row-major order, or channels last where all parts are."""
     size = sum(part.shape[dim] for part in parts)
     shapes = {(*part.shape[:dim], size, *part.shape[dim + 1 :]) for part in parts}
     if len(shapes) > 1:
         raise LayoutError(f"cat of shapes {', '.join(str(part.shape) for part in parts)} along dim {dim}: the other sizes must be equal")
     shape = shapes.pop()
-    return NodeLayout(shape, contiguous_strides(shape))
+    is_channels_last = all(has_channels_last(part.shape, part.strides) for part in parts)
+    return NodeLayout(shape, channels_last_strides(shape) if is_channels_last else contiguous_strides(shape))
 
 
 def _conversions(expr: Expr, node: Apply) -> list[tuple[torch.dtype | None, torch.dtype | None]]:

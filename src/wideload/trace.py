@@ -617,8 +617,9 @@ class _Tracer:
             raise self._misfit(
                 f"{name}: the result has shape {value._shape}, the tensor it is stored in {target._shape} (at {_user_location()})."
             )
-        self.same_shapes.append((value._node, target._node))
-        target._node = self._cast(value, have)._node
+        stored = self._cast(value, have)._node
+        self.same_shapes.append((stored, target._node))
+        target._node = stored
         return target
 
     def view(self, tensor: Any, name: str, *args: Any, **kwargs: Any) -> Any:

@@ -77,12 +77,12 @@ rope_pitched(
     vec<bf16, 8> sin_v = {};
     vec<bf16, 8> cos_2_v = {};
     vec<bf16, 8> sin_2_v = {};
-    x_v = load_vector<8>(x_data + (at1 * (unsigned)x_stride1 + at2 * (unsigned)x_stride2 + at3 * (unsigned)x_stride3) + column);
-    cos_v = load_vector<8>(cos_data + (at1 * (unsigned)cos_stride1 + at2 * (unsigned)cos_stride2 + at3 * (unsigned)cos_stride3) + column);
-    x_2_v = load_vector<8>(x_2_data + (at1 * (unsigned)x_2_stride1 + at2 * (unsigned)x_2_stride2 + at3 * (unsigned)x_2_stride3) + column);
-    sin_v = load_vector<8>(sin_data + (at1 * (unsigned)sin_stride1 + at2 * (unsigned)sin_stride2 + at3 * (unsigned)sin_stride3) + column);
-    cos_2_v = load_vector<8>(cos_2_data + (at1 * (unsigned)cos_2_stride1 + at2 * (unsigned)cos_2_stride2 + at3 * (unsigned)cos_2_stride3) + column);
-    sin_2_v = load_vector<8>(sin_2_data + (at1 * (unsigned)sin_2_stride1 + at2 * (unsigned)sin_2_stride2 + at3 * (unsigned)sin_2_stride3) + column);
+    x_v = load_vector<8>(x_data + (at1 * (unsigned)x_stride1 + at2 * (unsigned)x_stride2 + at3 * (unsigned)x_stride3 + (unsigned)column));
+    cos_v = load_vector<8>(cos_data + (at1 * (unsigned)cos_stride1 + at2 * (unsigned)cos_stride2 + at3 * (unsigned)cos_stride3 + (unsigned)column));
+    x_2_v = load_vector<8>(x_2_data + (at1 * (unsigned)x_2_stride1 + at2 * (unsigned)x_2_stride2 + at3 * (unsigned)x_2_stride3 + (unsigned)column));
+    sin_v = load_vector<8>(sin_data + (at1 * (unsigned)sin_stride1 + at2 * (unsigned)sin_stride2 + at3 * (unsigned)sin_stride3 + (unsigned)column));
+    cos_2_v = load_vector<8>(cos_2_data + (at1 * (unsigned)cos_2_stride1 + at2 * (unsigned)cos_2_stride2 + at3 * (unsigned)cos_2_stride3 + (unsigned)column));
+    sin_2_v = load_vector<8>(sin_2_data + (at1 * (unsigned)sin_2_stride1 + at2 * (unsigned)sin_2_stride2 + at3 * (unsigned)sin_2_stride3 + (unsigned)column));
     float out0_v[8];
     float out1_v[8];
 #pragma unroll

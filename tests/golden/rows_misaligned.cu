@@ -30,8 +30,10 @@ shifted_gelu_rows(
     vec<float, 4> bias_v = {};
     const unsigned rest0 = divide_u31((unsigned)(e), multiplier0, shift0);
     const unsigned at0 = (unsigned)(e) - rest0 * (unsigned)size0;
-    if (is_full && at0 + 4 <= (unsigned)size0) {  // whole accesses
-        x_v = load_realigned<4>(x_data + (rest0 * (unsigned)x_stride1 + at0), x_data, x_data + x_span);
+    if (is_full && at0 + 4 <= (unsigned)size0
+    && (rest0 * (unsigned)x_stride1 + (unsigned)at0) >= 4
+    && (rest0 * (unsigned)x_stride1 + (unsigned)at0) + 8 <= (unsigned)x_span) {  // whole accesses
+        x_v = load_shifted<4>(x_data + (rest0 * (unsigned)x_stride1 + (unsigned)at0));
         bias_v = repeat_element<4>(bias_data[rest0 * (unsigned)bias_stride1 + 0]);
     } else {  // the ends of a row or of the output
 #pragma unroll

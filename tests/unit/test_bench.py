@@ -240,7 +240,7 @@ def test_a_result_goes_to_json_and_back(x: torch.Tensor, y: torch.Tensor) -> Non
     record = json.loads(result.to_json())
     assert BenchResult.from_json(result.to_json()) == result
     assert record == result.to_dict()
-    assert record["schema"] == "wideload.bench/1"
+    assert record["schema"] == "wideload.bench/2"
     assert record["seed"] == 7
     assert record["arguments"][0] == {
         "name": "x",

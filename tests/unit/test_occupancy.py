@@ -11,6 +11,11 @@ from wideload.errors import DeviceError
 @pytest.mark.parametrize(
     ("arch", "threads_per_block", "registers", "shared_bytes", "expected"),
     [
+        # The article's A100: a vectorised add of 30 registers in blocks of 32, 64, 256 and 1024 threads.
+        ("sm_80", 32, 30, 0, Occupancy(32, 32, 0.5, "blocks")),
+        ("sm_80", 64, 30, 0, Occupancy(32, 64, 1.0, "threads")),
+        ("sm_80", 256, 30, 0, Occupancy(8, 64, 1.0, "threads")),
+        ("sm_80", 1024, 30, 0, Occupancy(2, 64, 1.0, "threads")),
         # 64 warps a SM / 8 a block; registers 65536 / (8 * 32 * 32) = 8 as well.
         ("sm_90", 256, 32, 0, Occupancy(8, 64, 1.0, "threads")),
         # 33 registers are given out as 40: 1280 a warp, 16384 // 1280 = 12 warps a sub-partition, 48 a SM.

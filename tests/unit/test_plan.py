@@ -214,6 +214,27 @@ def test_rows_that_do_not_start_on_the_beat_are_realigned() -> None:
         assert plan(copy, meta(4, columns, strides=(pitch, 1))).variant.loads == (access,)
 
 
+def test_every_few_elements_are_picked_from_whole_words_of_which_all_registers_are_wanted() -> None:
+    """Up to 4 bytes from one to the next, in words that lie alike in all rows; the span is from the first to the last element."""
+    for dtype, step, first, pitch, access in (
+        (bf16, 2, 0, 96, "stepped"),
+        (bf16, 2, 1, 96, "stepped"),
+        (u8, 4, 3, 192, "stepped"),
+        (bf16, 3, 0, 104, "strided"),
+        (f32, 2, 0, 96, "strided"),
+        (bf16, 2, 2, 96, "strided"),  # begins between two words
+        (bf16, 2, 0, 66, "strided"),  # rows begin anywhere
+    ):
+        x = torch.empty(4 * pitch + 16, dtype=dtype).as_strided((4, 32), (pitch, step), first)
+        kernel = plan(copy, x, out=torch.empty(4, 32, dtype=dtype))
+        assert kernel.variant.loads == (access,), (dtype, step, first, pitch)
+        if access == "stepped":
+            assert (kernel.variant.steps, kernel.variant.is_whole) == (((step, first),), False)
+            assert kernel.sizes[-2:] == (pitch, 3 * pitch + 31 * step + 1)
+    misaligned = torch.empty(129, dtype=bf16)[1:].view(4, 32)
+    assert plan(copy, torch.empty(4, 64, dtype=bf16)[:, ::2], out=misaligned).variant.family == "strided"
+
+
 def test_a_zero_dim_tensor_of_the_host_is_passed_by_value() -> None:
     assert plan(add, torch.tensor(2.0), meta(64)).variant.loads == ("value", "vector")
     assert plan(add, meta(8, 8)[:, ::2], torch.tensor(2)).variant.loads == ("strided", "value")
@@ -230,8 +251,8 @@ def test_the_index_width_of_strided_kernels_changes_where_31_bits_end() -> None:
         (meta(2, 2, strides=(2**31 - 2, 2), dtype=u8), 64),
         (meta(2, 2, strides=(2**29 - 3, 2), dtype=f32), 32),  # bytes 2^31 - 4 to 2^31 - 1
         (meta(2, 2, strides=(2**29 - 2, 2), dtype=f32), 64),
-        (meta(2**15, 2**16 - 1, strides=(0, 2), dtype=u8), 32),  # 2^31 - 2^15 results
-        (meta(2**15, 2**16, strides=(0, 2), dtype=u8), 64),
+        (meta(2**15, 2**16 - 1, strides=(0, 5), dtype=u8), 32),  # 2^31 - 2^15 results
+        (meta(2**15, 2**16, strides=(0, 5), dtype=u8), 64),
     ]
     for x, bits in cases:
         kernel = plan(copy, x)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import wideload as wl
 from wideload.errors import LayoutError
 from wideload.expr import Apply, Const, Expr, Load
 from wideload.ops_table import OPS, Op
@@ -193,3 +194,20 @@ def test_where_converts_first_on_every_device() -> None:
     operands = [torch.tensor(True), STRETCHED, TALL]
     assert torch.where(*operands).stride() == (3, 1)
     assert replay(choose, operands, "cpu").strides == replay(choose, operands, "cuda").strides == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "f", "shapes", "strides"),
+    [
+        ("cat", lambda a, b: torch.cat((a, b * 2), -1), [(2, 32, 4, 8)] * 2, [(1024, 1, 256, 32)] * 2),
+        ("cat of two formats", lambda a, b: torch.cat((a, b * 2), -1), [(2, 32, 4, 8)] * 2, [(1024, 1, 256, 32), (1024, 32, 8, 1)]),
+        ("cat in 3-D", lambda a, b: torch.cat((a, b), 2), [(2, 3, 4, 5, 6)] * 2, [(360, 1, 90, 18, 3)] * 2),
+        ("stack", lambda a, b: torch.stack((a, b), -1), [(31, 1, 65)] * 2, [(65, 1, 1)] * 2),
+        ("cat of one channel", lambda a, b: torch.cat((a, b), 0), [(3, 1, 4, 5)] * 2, [(20, 20, 5, 1)] * 2),
+        ("in place", lambda a, b: (a + b).mul_(2).sub_(a), [(3, 2, 1, 1), (1, 2, 1, 1)], [(2, 1, 2, 2), (2, 1, 1, 1)]),
+        ("in place of another dtype", lambda a, b: a.double().mul_(b).float(), [(3, 2, 1, 1), (1, 2, 1, 1)], [(2, 1, 2, 2), (2, 1, 1, 1)]),
+    ],
+)
+def test_joined_and_stored_results_have_the_strides_that_torch_gives(name: str, f: Any, shapes: Any, strides: Any) -> None:
+    tensors = [torch.zeros(4096).as_strided(shape, stride) for shape, stride in zip(shapes, strides, strict=True)]
+    assert wl.fuse(f, name="f")(*tensors).stride() == f(*tensors).stride(), name

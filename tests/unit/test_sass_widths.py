@@ -218,6 +218,18 @@ def test_rows_are_walked_in_16_bytes(name: str, arch: str) -> None:
     require_wide(rows_module(arch), f"{name}_rows", Counter(ROWS[name][1]))
 
 
+@pytest.mark.parametrize("arch", ARCHS)
+def test_every_other_element_is_read_in_whole_words(arch: str) -> None:
+    """The last access of all is guarded, so that the stores are split (see `test_rows_are_walked_in_16_bytes` for those that are not)."""
+    kernels = [
+        plan("every_other", lambda x: x * 2, meta(64, 4096)[:, 1::2]),
+        plan("every_fourth", lambda x: x + 1, torch.empty(64, 4096, dtype=i8, device="meta")[:, ::4]),
+    ]
+    for kernel, num_loads in zip(kernels, (2, 4), strict=True):
+        accesses = PlannedKernel(kernel.plan, arch).main_accesses
+        assert [access.width_bits for access in accesses if access.kind == "load"] == [128] * num_loads
+
+
 # ---- what is not
 
 

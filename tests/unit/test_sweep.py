@@ -140,7 +140,7 @@ def test_too_few_samples_have_no_interval(measured: BenchResult) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "3", "null", "{}", '{"schema": "wideload.bench/0"}', '{"schema": "wideload.bench/1"}', '{"schema": "wideload.sweep/1"}'],
+    ["", "[]", "3", "null", "{}", '{"schema": "wideload.bench/0"}', '{"schema": "wideload.bench/2"}', '{"schema": "wideload.sweep/1"}'],
 )
 def test_other_files_are_refused_by_name(text: str, tmp_path: Path) -> None:
     path = tmp_path / "other.json"

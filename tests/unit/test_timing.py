@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -143,6 +144,15 @@ def test_progress_is_reported() -> None:
 # ---- warming up
 
 
+@pytest.fixture
+def host_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host clock that goes on 10 us each time it is looked at."""
+    ticks = itertools.count(step=10)
+    monkeypatch.setattr("wideload.measure.timing.time.perf_counter", lambda: next(ticks) / 1e6)
+    monkeypatch.setattr("wideload.measure.timing.time.perf_counter_ns", lambda: next(ticks) * 1000)
+
+
+@pytest.mark.usefixtures("host_clock")
 def test_warm_up_goes_on_until_the_clock_is_steady() -> None:
     clocks = iter([500.0, 1200.0, 1975.0, 1980.0, 1980.0])
     read: list[float] = []
@@ -159,10 +169,12 @@ def test_warm_up_ends_where_the_clock_is_unknown_or_never_steady() -> None:
 # ---- the wall clock
 
 
+@pytest.mark.usefixtures("host_clock")
 def test_short_calls_are_timed_many_at_a_time() -> None:
+    """A call takes 10 us, and so does looking at the clock: four are a sample of 50 us."""
     calls = itertools.count()
-    sampler = WallSampler(lambda: next(calls))
-    assert sampler.calls_per_sample > 1
+    sampler = WallSampler(lambda: [next(calls), time.perf_counter()])
+    assert sampler.calls_per_sample == 4
     before = next(calls)
     assert sampler.sample() > 0
     assert next(calls) - before - 1 == sampler.calls_per_sample

@@ -124,7 +124,7 @@ REFUSED: list[tuple[Callable[..., Any], str, str]] = [
     (lambda x, y, s: torch.clamp(x), "torch.clamp: at least one of min and max", "as torch documents it"),
     (lambda x, y, s: x.div(y, rounding_mode="up"), "rounding_mode is 'up'", "as torch documents it"),
     (lambda x, y, s: F.gelu(x, approximate="fast"), "approximate is 'fast'", "as torch documents it"),
-    (lambda x, y, s: x.clone(memory_format=torch.contiguous_format), "changes the layout of an intermediate", ""),
+    (lambda x, y, s: x.clone(memory_format=torch.channels_last), "changes the layout of a value", "Convert the result"),
 ]
 
 

@@ -9,11 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from wideload.errors import LayoutError
+from wideload.gpus import SECTOR_BYTES
 
 __all__ = ["SECTOR_BYTES", "WARP_SIZE", "WarpAccess", "aos_access", "indexed_access", "strided_access", "warp_sectors"]
-
-SECTOR_BYTES = 32
-"""The least that moves between DRAM and L2, and between L2 and L1; a 128-byte line is four (Nsight Compute's memory tables)."""
 
 WARP_SIZE = 32
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from wideload.emit.element import element_loop
 from wideload.emit.signature import INDEX_TYPES, emit_definition, emit_uniform
-from wideload.emit.walk import guarded, walk_sizes, walked_loads, whole_loads
+from wideload.emit.walk import WalkedLoad, guarded, walk_sizes, walked_loads, whole_loads, whole_words
 from wideload.lower import Program
 from wideload.plan import THREADS, Variant
 
@@ -28,7 +28,7 @@ def emit_pitched(program: Program, variant: Variant) -> str:
     sizes += [f"{r.name}_stride{d}" for r in program.results for d in range(1, rank)]
 
     def row(name: str) -> str:
-        """Where the row starts in an operand."""
+        """Where the row starts in an operand or a result."""
         return " + ".join(f"at{d} * ({unsigned}){name}_stride{d}" for d in range(1, rank))
 
     body = [
@@ -45,10 +45,16 @@ def emit_pitched(program: Program, variant: Variant) -> str:
         rest = f"rest{d}"
     body.append(f"const {unsigned} at{rank - 1} = {rest};")
     body += [f"const {unsigned} {r.name}_at = {row(r.name)};" for r in program.results]
-    singles = [
-        f"if (column + k < 0 || column + k >= ({index})size0) continue;",
-        *(f"{p.name}_v.set(k, {p.name}_data[{row(p.name)}{'' if access == 'row' else ' + column + k'}]);" for p, access in loads),
-    ]
+
+    def place_in(load: WalkedLoad) -> str:
+        return f"({row(load.name)} + ({unsigned}){load.along('column')})"
+
+    def single(load: WalkedLoad) -> str:
+        """The one element at ``column + k`` of an operand."""
+        inner = "" if load.access == "row" else f" + {load.along('column + k')}"
+        return f"{load.name}_v.set(k, {load.name}_data[{row(load.name)}{inner}]);"
+
+    singles = [f"if (column + k < 0 || column + k >= ({index})size0) continue;", *map(single, loads)]
     if variant.is_whole:
         body.append(f"const {index} column = ({index})slot * {count};")
     else:
@@ -58,15 +64,15 @@ def emit_pitched(program: Program, variant: Variant) -> str:
             f"const bool is_full = column >= 0 && column + {count} <= ({index})size0;",
         ]
     body += [
-        *(f"vec<{p.type.storage}, {count}> {p.name}_v = {{}};" for p, _ in loads),
+        *(f"vec<{load.parameter.type.storage}, {count}> {load.name}_v = {{}};" for load in loads),
         *guarded(
             variant,
-            "is_full",
-            whole_loads(loads, count, row, lambda name: f"({row(name)}) + column"),
+            f"is_full{whole_words(loads, count, unsigned, place_in)}",
+            whole_loads(loads, count, lambda load: row(load.name), place_in),
             "the ends of a row",
             ["#pragma unroll", f"for (int k = 0; k < {count}; ++k) {{", *(f"    {line}" for line in singles), "}"],
         ),
-        *element_loop(program, [p.name for p, _ in loads], count),
+        *element_loop(program, [load.name for load in loads], count),
         *guarded(
             variant,
             "is_full",

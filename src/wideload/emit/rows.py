@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from wideload.emit.element import element_loop
 from wideload.emit.signature import INDEX_TYPES, emit_definition, emit_uniform
-from wideload.emit.walk import guarded, walk_sizes, walked_loads, whole_loads
-from wideload.lower import Parameter, Program
-from wideload.plan import THREADS, Access, Variant
+from wideload.emit.walk import WalkedLoad, guarded, walk_sizes, walked_loads, whole_loads, whole_words
+from wideload.lower import Program
+from wideload.plan import THREADS, Variant
 
 __all__ = ["emit_rows"]
 
@@ -38,16 +38,19 @@ def emit_rows(program: Program, variant: Variant) -> str:
     coordinates = [*(f"at{d}" for d in range(rank - 1)), f"rest{rank - 2}" if rank > 1 else "e"]
     column = coordinates[0] if rank > 1 else "e"
 
-    def row(name: str) -> str:
+    def row(load: WalkedLoad) -> str:
         """Where the row starts in an operand, and a plus sign."""
-        return "".join(f"{at} * ({unsigned}){name}_stride{d} + " for d, at in enumerate(coordinates) if d)
+        return "".join(f"{at} * ({unsigned}){load.name}_stride{d} + " for d, at in enumerate(coordinates) if d)
 
-    def single(p: Parameter, access: Access) -> str:
+    def place_in(load: WalkedLoad) -> str:
+        return f"({row(load)}({unsigned}){load.along(column)})"
+
+    def single(load: WalkedLoad) -> str:
         """The one element ``e + k`` of an operand."""
-        inner = "" if access == "row" else column if rank > 1 else "e + k"
-        return f"{p.name}_v.set(k, {p.name}_data[{row(p.name)}{inner or '0'}]);"
+        inner = "0" if load.access == "row" else load.along(column if rank > 1 else "e + k")
+        return f"{load.name}_v.set(k, {load.name}_data[{row(load)}{inner}]);"
 
-    singles = [f"if (e + k < 0 || e + k >= ({index})n) continue;", *place("e + k"), *(single(p, access) for p, access in loads)]
+    singles = [f"if (e + k < 0 || e + k >= ({index})n) continue;", *place("e + k"), *map(single, loads)]
     begin = "" if variant.is_whole else f" - ({index})pad"
     in_row = f" && {column} + {count} <= ({unsigned})size0" if rank > 1 else ""
     ends = ["#pragma unroll", f"for (int k = 0; k < {count}; ++k) {{", *(f"    {line}" for line in singles), "}"]
@@ -56,16 +59,16 @@ def emit_rows(program: Program, variant: Variant) -> str:
         f"if (e >= ({index})n) return;",
         *([] if variant.is_whole else [f"const bool is_full = e >= 0 && e + {count} <= ({index})n;"]),
         *emit_uniform(program, variant),
-        *(f"vec<{p.type.storage}, {count}> {p.name}_v = {{}};" for p, _ in loads),
+        *(f"vec<{load.parameter.type.storage}, {count}> {load.name}_v = {{}};" for load in loads),
         *place("e"),
         *guarded(
             variant,
-            f"is_full{in_row}",
-            whole_loads(loads, count, lambda name: f"{row(name)}0", lambda name: f"({row(name)}{column})"),
+            f"is_full{in_row}{whole_words(loads, count, unsigned, place_in)}",
+            whole_loads(loads, count, lambda load: f"{row(load)}0", place_in),
             "the ends of a row or of the output",
             ends,
         ),
-        *element_loop(program, [p.name for p, _ in loads], count),
+        *element_loop(program, [load.name for load in loads], count),
         *guarded(
             variant,
             "is_full",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wideload.lower import Program
-from wideload.plan import TILE_BLOCKS, WHOLE_BLOCKS, Variant
+from wideload.plan import MANY_LOADS, MANY_LOADS_BLOCKS, TILE_BLOCKS, Variant
 
 __all__ = ["INDEX_TYPES", "emit_definition", "emit_uniform"]
 
@@ -38,7 +38,8 @@ def _head(program: Program, variant: Variant, sizes: Sequence[str]) -> str:
     parameters += [f"const long long {size}" for size in sizes]
     parameters += [parameter for s in program.scalars for parameter in _by_value(s.ctype, s.name)]
     listed = ",\n    ".join(parameters)
-    blocks = TILE_BLOCKS if variant.tile else WHOLE_BLOCKS if variant.is_whole else None
+    has_many_loads = variant.is_whole and sum(access in ("vector", "row") for access in variant.loads) >= MANY_LOADS
+    blocks = TILE_BLOCKS if variant.tile else MANY_LOADS_BLOCKS if has_many_loads else None
     bounds = f"{variant.threads}, {blocks}" if blocks else variant.threads
     return f'extern "C" __global__ void __launch_bounds__({bounds})\n{program.name}_{variant.family}(\n    {listed})'
 

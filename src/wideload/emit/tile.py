@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 from wideload.emit.element import element_call
 from wideload.emit.signature import INDEX_TYPES, emit_definition, emit_uniform
+from wideload.emit.walk import WalkedLoad, whole_words
 from wideload.lower import Parameter, Program
-from wideload.plan import ACCESS_BYTES, Access, Variant
+from wideload.plan import ACCESS_BYTES, REGISTER_BYTES, Access, Variant
 
 __all__ = ["emit_tile"]
 
 _TURNED = ("turned", "turned_realigned")
-_REGISTER_BYTES = 4
 _REGISTERS_IN_FLIGHT = 48
 """Registers of a thread that may wait for loads at once. Operands that are not turned are read before the barrier as far as that goes,
 and behind it from there on: more, and ptxas spills at the 64 registers that leave room for two blocks."""
@@ -50,14 +50,14 @@ class _TileText:
 
     def _split_direct(self) -> tuple[list[tuple[Parameter, Access]], list[tuple[Parameter, Access]]]:
         """The operands that are not turned: those read before the barrier, those read behind it."""
-        chunk = ACCESS_BYTES // _REGISTER_BYTES
+        chunk = ACCESS_BYTES // REGISTER_BYTES
         in_flight = sum(chunk * self._passes_of(p) * (1 if access == "turned" else 2) for p, access in self.turned)
         early: list[tuple[Parameter, Access]] = []
         late: list[tuple[Parameter, Access]] = []
         for p, access in self.loads:
             if access in ("vector", "realigned", "row", "strided"):
                 elements = self.passes * self.tile.depth * (1 if access == "row" else self.tile.width)
-                in_flight += -(-elements * p.type.itemsize // _REGISTER_BYTES) * (2 if access == "realigned" else 1)
+                in_flight += -(-elements * p.type.itemsize // REGISTER_BYTES) * (2 if access == "realigned" else 1)
                 (early if in_flight <= _REGISTERS_IN_FLIGHT else late).append((p, access))
         return early, late
 
@@ -187,7 +187,7 @@ class _TileText:
         beat, skew = self.program.results[0].name, ""
         if self.tile.halo:  # back to where the line's aligned accesses begin
             at = f"{beat}_at + ({self.unsigned})line * ({self.unsigned}){beat}_stride1 + ({self.unsigned})phase"
-            skew = f" - ({self.index})(({at}) % {self.tile.width})"
+            skew = f" - ({self.index})(({at}) % {self.tile.halo})"
         lines = [
             f"const {self.index} line = line0 + ({self.index})along + d;",
             f"const {self.index} column = column0 + ({self.index})across{skew};",
@@ -254,9 +254,10 @@ class _TileText:
         if access in ("row", "strided"):
             return self._load_whole(p, access, "")
         line, width = self._line_of(p.name), self.tile.width
-        ends = f", {_ends(p)}" if access == "realigned" else ""
-        whole = f"{p.name}_v = load_{access}<{width}>({p.name}_data + ({line} + ({self.unsigned})column){ends});"
-        return f"if ({self._is_inside()}) {whole} else {p.name}_v = load_within<{width}>({p.name}_data + ({line}), column, size0);"
+        at = f"({line} + ({self.unsigned})column)"
+        words = whole_words([WalkedLoad(p, access)], width, self.unsigned, lambda _: at)
+        whole, single = self._load_whole(p, access, ""), f"{p.name}_v = load_within<{width}>({p.name}_data + ({line}), column, size0);"
+        return f"if ({self._is_inside()}{words}) {whole} else {single}"
 
     # Results
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SCHEMA", "BenchResult", "Contender", "check_schema", "print_plain"]
 
-SCHEMA = "wideload.bench/1"
+SCHEMA = "wideload.bench/2"
 """The number behind the slash grows when a key changes its name or its meaning."""
 
 
@@ -43,6 +43,8 @@ class Contender:
     bytes_per_second: float | None
     """The work's minimal bytes over the median time."""
     labels: tuple[Label, ...] = ()
+    gap_us: float | None = None
+    """What lay between two calls in a graph and is taken off ``time_us``; ``None`` where nothing is."""
 
     @property
     def is_ranked(self) -> bool:
@@ -160,6 +162,7 @@ class BenchResult:
         yield f"{time_us.median / best:.2f}x" if best is not None and contender.is_ranked else "-"
         yield "" if contender.host_us is None else f"{contender.host_us:.1f}"
         calls = f"{contender.calls_per_sample} calls over {contender.num_buffers} buffers"
+        calls += f", gaps of {contender.gap_us:.2f} us off" if contender.gap_us is not None else ""
         yield f"{contender.mode}, {calls}" if contender.calls_per_sample != 1 else str(contender.mode)
 
     def _notes(self) -> Iterator[str]:

@@ -15,18 +15,20 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
+from wideload.analyze.explain import GpuFigures
+from wideload.analyze.figure import Figure
 from wideload.cache import find_cubin
 from wideload.errors import DeviceError
-from wideload.gpus import Gpu, find_target
+from wideload.gpus import Gpu, Target, find_target
 from wideload.launch import LoadedKernel, device_arch
 from wideload.measure.environment import read_environment
 from wideload.measure.wall import MIXES, Mix, Wall, cuda_index, measure_wall, mover_source, nearest_mix, time_cold
 
-__all__ = ["Attributes", "Figure", "Rates", "Roofline", "find_ridges", "nominal_bandwidth", "roofline", "table_bandwidth"]
+__all__ = ["Attributes", "Figure", "Rates", "Roofline", "find_ridges", "nominal_bandwidth", "read_device", "roofline", "table_bandwidth"]
 
 _SCHEMA = 1
 """Of the file in the cache: another number in it, and the figures are measured again."""
@@ -36,16 +38,6 @@ _DISAGREEMENT = 0.05
 
 _GRAPH_LAUNCHES = 1000
 """Enough for the 2 us of a graph's own launch not to count."""
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A number, its unit, how it came about and from what."""
-
-    value: float
-    unit: str
-    kind: Literal["measured", "computed", "assumed"]
-    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,13 +148,34 @@ def roofline(device: Any = None, *, refresh: bool = False) -> Roofline:
     """
     index = cuda_index(device)
     attributes = _read_attributes(index)
-    path = _cache_folder() / f"roofline-{attributes.uuid}-{attributes.driver}.json"
+    path = _path_of(attributes)
     cached = None if refresh else _read(path)
     if cached is not None:
         return cached
     roof = _assemble(attributes, measure_wall(index), _measure_launches(index))
     _write(path, roof)
     return roof
+
+
+def read_device(device: Any = None) -> GpuFigures:
+    """Read a CUDA device's figures for `wideload.analyze.explain`: from ``gpus.csv`` where it is there, else from its attributes.
+
+    Ceilings are those that `roofline` has measured before, if it has; nothing is measured.
+    """
+    attributes = _read_attributes(cuda_index(device))
+    nominal = table_bandwidth(attributes) or nominal_bandwidth(attributes)
+    gpu = _find_gpu(attributes)
+    if gpu is None and nominal is not None:
+        l2_mib = torch.cuda.get_device_properties(cuda_index(device)).L2_cache_size / 2**20
+        gpu = Gpu(attributes.name, attributes.compute_capability, nominal.value, l2_mib, attributes.sms, nominal.source)
+    clock = attributes.sm_clock_khz / 1e3
+    roof = _read(_path_of(attributes))
+    return GpuFigures(
+        Target(find_target("sm_{}{}".format(*attributes.compute_capability)).arch, gpu),
+        nominal,
+        Figure(clock, "MHz", "computed", "device attributes") if clock else None,
+        None if roof is None else roof.ceiling,
+    )
 
 
 # ---- figures that need no GPU
@@ -319,6 +332,10 @@ def _measure_launches(index: int) -> dict[str, Figure]:
 def _cache_folder() -> Path:
     """As the XDG Base Directory Specification says."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "wideload"
+
+
+def _path_of(attributes: Attributes) -> Path:
+    return _cache_folder() / f"roofline-{attributes.uuid}-{attributes.driver}.json"
 
 
 def _fingerprint() -> str:

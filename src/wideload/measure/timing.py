@@ -70,6 +70,8 @@ class Sampler(Protocol):
     mode: Mode
     calls_per_sample: int
     num_buffers: int
+    gap_us: float | None
+    """What is taken off each call's share of a sample."""
 
     @property
     def is_host_hidden(self) -> bool:
@@ -89,6 +91,7 @@ class WallSampler:
 
     mode: Mode = "wall"
     num_buffers = 1
+    gap_us: float | None = None
     is_host_hidden = True
 
     def __init__(self, call: Call, restore: Call | None = None) -> None:
@@ -189,6 +192,7 @@ class EventSampler:
 
     calls_per_sample = 1
     num_buffers = 1
+    gap_us: float | None = None
 
     def __init__(self, call: Call, flush: Flush, *, mode: Mode = "cold", restore: Call | None = None) -> None:
         self._call, self._flush, self._restore, self.mode = call, flush, restore, mode
@@ -214,16 +218,26 @@ class EventSampler:
 class GraphSampler:
     """Times replays of one graph of many calls, each call on the next of several buffers, and divides by the number of calls.
 
+    ``gap_us``, the way from one call's last kernel to the next call's first, is taken off, so that the time is that of the kernels.
+
     Where the buffers fill the L2 ``ROTATION_L2S`` times over, an untimed replay goes before the timed one and leaves the L2 as the
     calls themselves leave it. Where they do not, or a replay would undo ``restore``, ``flush`` is given: it goes before, and each
     buffer is touched once.
     """
 
     def __init__(
-        self, captured: Capture, num_calls: int, num_buffers: int, flush: Flush | None, *, mode: Mode = "graph", restore: Call | None = None
+        self,
+        captured: Capture,
+        num_calls: int,
+        num_buffers: int,
+        flush: Flush | None,
+        *,
+        mode: Mode = "graph",
+        restore: Call | None = None,
+        gap_us: float | None = None,
     ) -> None:
         self.captured, self.calls_per_sample, self.num_buffers, self.mode = captured, num_calls, num_buffers, mode
-        self._flush, self._restore = flush, restore
+        self._flush, self._restore, self.gap_us = flush, restore, gap_us
         self._stopwatch = _Stopwatch()
 
     @property
@@ -233,7 +247,8 @@ class GraphSampler:
 
     def sample(self) -> float:
         """Time one replay; microseconds a call."""
-        return self._stopwatch.time_us(self._lead, self.captured.graph.replay) / self.calls_per_sample
+        period_us = self._stopwatch.time_us(self._lead, self.captured.graph.replay) / self.calls_per_sample
+        return max(period_us - (self.gap_us or 0.0), 0.0)
 
     def _lead(self, times: int) -> None:
         if self._restore is not None:

@@ -15,6 +15,7 @@ import torch
 
 from wideload.measure import timing
 from wideload.measure.environment import GpuMonitor, nominal_bytes_per_second
+from wideload.measure.gap import launch_gap_us
 from wideload.measure.labels import EVENT_OVERHEAD_US, Evidence, Label, find_labels, voids_time
 from wideload.measure.operands import Operands, held_tensors, unique_bytes
 from wideload.measure.outcome import Tolerance, find_difference, is_poisoned, poison, tensors_of
@@ -34,6 +35,12 @@ class Gpu:
         self.flush = Flush(device)
         self.monitor = GpuMonitor(device)
         self.nominal_bytes_per_second = nominal_bytes_per_second(device)
+        self._device = device
+
+    @property
+    def gap_us(self) -> float | None:
+        """Between the kernels of a graph (`launch_gap_us`)."""
+        return launch_gap_us(torch.cuda.current_device() if self._device.index is None else self._device.index)
 
 
 class Rotation:
@@ -301,7 +308,7 @@ class Trial:
         self._captured = captured
         restore = (lambda: _restore_all(copies)) if self._is_drifting else None
         flush = self._gpu.flush if is_short or restore is not None else None
-        return GraphSampler(captured, num_calls, num_buffers, flush, mode=mode, restore=restore)
+        return GraphSampler(captured, num_calls, num_buffers, flush, mode=mode, restore=restore, gap_us=self._gpu.gap_us)
 
     # ---- recording
 
@@ -336,6 +343,7 @@ class Trial:
             host_us=self._host_us,
             bytes_per_second=_per_second(minimal_bytes, time_us.median),
             labels=labels,
+            gap_us=sampler.gap_us,
         )
 
 

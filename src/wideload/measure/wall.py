@@ -74,8 +74,8 @@ class Mix:
         return self.reads / (self.reads + self.writes)
 
 
-MIXES = (Mix(1, 1), Mix(2, 1), Mix(3, 1), Mix(4, 3), Mix(1, 2), Mix(1, 0), Mix(0, 1))
-"""A copy, an add, `silu(x + b) * y`, an AdamW step, a widening cast, a sum and a fill."""
+MIXES = (Mix(1, 1), Mix(2, 1), Mix(3, 1), Mix(3, 2), Mix(4, 3), Mix(1, 2), Mix(1, 0), Mix(0, 1))
+"""A copy, an add, `silu(x + b) * y`, bf16 + fp32 to fp32, an AdamW step, a widening cast, a sum and a fill."""
 
 
 def nearest_mix(bytes_read: int, bytes_written: int, mixes: Iterable[Mix] = MIXES) -> Mix:

@@ -22,6 +22,36 @@ template <class T, int N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16
 // A load of sizeof(T) * N bytes; `p` must be aligned as a vec is.
 template <int N, class T> DEVICE vec<T, N> load_vector(const T* p) { return *reinterpret_cast<const vec<T, N>*>(p); }
 
+// A number whose making the compiler does not look through.
+DEVICE unsigned settled(unsigned x)
+{
+#ifdef __CUDACC__
+    asm("" : "+r"(x));
+#endif
+    return x;
+}
+
+// Every step-th of the elements from the first on that lie in step accesses; `p` must be aligned as a vec is. Each word has one that is
+// wanted; settled, or the compiler would load that one alone.
+template <int N, int step, int first, class T> DEVICE vec<T, N> load_stepped(const T* p)
+{
+    const int in_word = 4 / sizeof(T), num_words = N / in_word;
+    vec<unsigned, num_words> whole[step];
+    vec<T, N> v = {};
+#pragma unroll
+    for (int j = 0; j < step; ++j) {
+        whole[j] = load_vector<num_words>(reinterpret_cast<const unsigned*>(p + j * N));
+#pragma unroll
+        for (int k = 0; k < num_words; ++k) whole[j].at[k] = settled(whole[j].at[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+        const int i = k * step + first;
+        v.set(k, element_bits<T>::value(whole[i / N].at[i % N / in_word] >> i % in_word * (8 * sizeof(T))));
+    }
+    return v;
+}
+
 // N single loads.
 template <int N, class T> DEVICE vec<T, N> load_elements(const T* p)
 {
@@ -96,27 +126,23 @@ template <int N, class T> DEVICE vec<T, N> repeat_element(T x)
     return v;
 }
 
-// N elements from any address as two aligned accesses and a shift: first whole words, then the bytes in a word. Words that lie
-// partly outside begin .. end, the operand's own memory, are not read; there elements are.
-template <int N, class T> DEVICE vec<T, N> load_realigned(const T* p, const T* begin, const T* end)
+// N elements from any address as two aligned accesses and a shift: first whole words, then the bytes in a word. Both accesses must be
+// inside the operand. No branch, so that all loads of a thread are in flight at once.
+template <int N, class T> DEVICE vec<T, N> load_shifted(const T* p)
 {
     const int bytes = sizeof(T) * N, words = bytes / 4;
-    const unsigned offset = (unsigned)((unsigned long long)p % bytes);
-    const char* aligned = (const char*)p - offset;
-    if (offset == 0) return load_vector<N>(p);
-    if (bytes < 4 || aligned < (const char*)begin || aligned + 2 * bytes > (const char*)end) return load_elements<N>(p);
+    if (bytes < 4) return load_elements<N>(p);
     typedef vec<unsigned, words == 0 ? 1 : words> W;
-    const W low = *reinterpret_cast<const W*>(aligned), high = *reinterpret_cast<const W*>(aligned + bytes);
+    const unsigned offset = (unsigned)((unsigned long long)p % bytes);
+    const W* aligned = reinterpret_cast<const W*>((const char*)p - offset);
+    const W low = aligned[0], high = aligned[1];
     unsigned w[2 * words + 1];
 #pragma unroll
     for (int k = 0; k < words; ++k) w[k] = low.at[k], w[words + k] = high.at[k];
-    if (words == 4 && (offset & 8)) {
 #pragma unroll
-        for (int k = 0; k < words + 2; ++k) w[k] = w[k + 2];
-    }
-    if (words >= 2 && (offset & 4)) {
+    for (int step = words / 2; step > 0; step /= 2) {
 #pragma unroll
-        for (int k = 0; k < words + 1; ++k) w[k] = w[k + 1];
+        for (int k = 0; k < words + step; ++k) w[k] = offset & 4 * step ? w[k + step] : w[k];
     }
     W shifted;
 #pragma unroll

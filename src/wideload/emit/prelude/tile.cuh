@@ -17,30 +17,6 @@ template <int columns, int width> DEVICE unsigned tile_column(unsigned i) { retu
 
 template <int columns, int width, int depth> DEVICE unsigned tile_line(unsigned i) { return (i / 32 / (columns / width / 8) * 4 + i % 4) * depth; }
 
-// N elements from any address as two aligned accesses and a shift, as load_realigned, where both accesses are known to be inside the
-// operand: no branch, so that several loads of a thread are in flight.
-template <int N, class T> DEVICE vec<T, N> load_shifted(const T* p)
-{
-    const int bytes = sizeof(T) * N, words = bytes / 4;
-    if (bytes < 4) return load_elements<N>(p);
-    typedef vec<unsigned, words == 0 ? 1 : words> W;
-    const unsigned offset = (unsigned)((unsigned long long)p % bytes);
-    const W* aligned = reinterpret_cast<const W*>((const char*)p - offset);
-    const W low = aligned[0], high = aligned[1];
-    unsigned w[2 * words + 1];
-#pragma unroll
-    for (int k = 0; k < words; ++k) w[k] = low.at[k], w[words + k] = high.at[k];
-#pragma unroll
-    for (int step = words / 2; step > 0; step /= 2) {
-#pragma unroll
-        for (int k = 0; k < words + step; ++k) w[k] = offset & 4 * step ? w[k + step] : w[k];
-    }
-    W shifted;
-#pragma unroll
-    for (int k = 0; k < words; ++k) shifted.at[k] = sizeof(T) < 4 ? __funnelshift_r(w[k], w[k + 1], offset % 4 * 8) : w[k];
-    return *reinterpret_cast<vec<T, N>*>(&shifted);
-}
-
 // The elements i, i + 1, ... of an operand of n, as far as they are in it; i may be negative. Zeros elsewhere.
 template <int N, class T> DEVICE vec<T, N> load_within(const T* p, long long i, long long n)
 {
@@ -142,16 +118,6 @@ template <int lines, int width, int depth, class T, int N> DEVICE vec<T, depth> 
     return read_tile(reinterpret_cast<const vec<T, depth>*>(tile + tile_place<lines / N>(column, line / N, turn)) + line % N / depth);
 }
 
-// A number whose making the compiler does not look through: it would move a choice between two addresses to before their
-// multiplications, and repeat these for each element.
-DEVICE unsigned settled(unsigned x)
-{
-#ifdef __CUDACC__
-    asm("" : "+r"(x));
-#endif
-    return x;
-}
-
 // One line of a tile from any column on: an access of its own for each element. They lie in two accesses of the output as a rule, whose
 // turns differ, but within each a column is a fixed step from the last.
 template <int lines, int width, class T, int N> DEVICE void gather_line(vec<T, 1> (&r)[width], const vec<T, N>* tile, unsigned column, unsigned line)
@@ -159,6 +125,7 @@ template <int lines, int width, class T, int N> DEVICE void gather_line(vec<T, 1
     const unsigned first = column / width, skip = column % width, chunks = lines / N;
     const unsigned low = tile_turn(first), high = tile_turn(first + 1);
     if (chunks >= 8) {
+        // As they are, or the choice between the two addresses would move to before their multiplications, and these to each element.
         const unsigned low_at = settled(tile_place<chunks>(column, line / N, low) * 16 + line % N * sizeof(T));
         const unsigned high_at = settled(tile_place<chunks>(column, line / N, high) * 16 + line % N * sizeof(T));
 #pragma unroll
