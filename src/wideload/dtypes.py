@@ -12,7 +12,7 @@ import torch
 
 from wideload.errors import DtypeError
 
-__all__ = ["DTYPES", "Kind", "ScalarType", "dtype_name", "is_half", "is_rounded", "is_storage", "scalar_type"]
+__all__ = ["DTYPES", "Kind", "ScalarType", "dtype_name", "is_half", "is_rounded", "is_storage", "scalar_type", "widened"]
 
 Kind = Literal["float", "complex", "signed", "unsigned", "bool"]
 """Which C++ expression of an op applies: the arithmetic differs by kind, not by width."""
@@ -46,6 +46,7 @@ DTYPES: dict[torch.dtype, ScalarType] = {
         ScalarType(torch.bfloat16, "bf16", "bf16", "float", "float", 2),
         ScalarType(torch.complex128, "c128", "complex<double>", "complex<double>", "complex", 16),
         ScalarType(torch.complex64, "c64", "complex<float>", "complex<float>", "complex", 8),
+        ScalarType(torch.complex32, "c32", "complex32", "complex<float>", "complex", 4),
         ScalarType(torch.int8, "i8", "signed char", "signed char", "signed", 1),
         ScalarType(torch.int16, "i16", "short", "short", "signed", 2),
         ScalarType(torch.int32, "i32", "int", "int", "signed", 4),
@@ -65,12 +66,17 @@ DTYPES: dict[torch.dtype, ScalarType] = {
 """Every dtype that a kernel can load, compute and store. ``f16``, ``bf16``, ``boolean`` and those of fp8 are one-member structs of
 the prelude, so that a load that forgets to convert does not compile; a bool in memory may be any non-zero byte."""
 
-_HALVES = frozenset({torch.float16, torch.bfloat16})
+_HALVES = frozenset({torch.float16, torch.bfloat16, torch.complex32})
 
 
 def is_half(dtype: torch.dtype) -> bool:
-    """Whether kernels hold ``dtype`` in fp32 and round it when it is stored."""
+    """Whether ``dtype`` is fp16, bf16 or complex32: computed in the type twice as wide, and rounded when it is stored."""
     return dtype in _HALVES
+
+
+def widened(dtype: torch.dtype) -> torch.dtype:
+    """The type that a half is computed in; other dtypes as they are."""
+    return (torch.complex64 if dtype.is_complex else torch.float32) if is_half(dtype) else dtype
 
 
 def is_storage(dtype: torch.dtype) -> bool:
@@ -79,7 +85,7 @@ def is_storage(dtype: torch.dtype) -> bool:
 
 
 def is_rounded(dtype: torch.dtype) -> bool:
-    """Whether kernels hold ``dtype`` in fp32 and round it when it is stored: halves and fp8."""
+    """Whether kernels hold ``dtype`` in a wider type and round it when it is stored: halves and fp8."""
     return is_half(dtype) or is_storage(dtype)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from wideload.dtypes import is_half
+from wideload.dtypes import widened
 from wideload.errors import LayoutError
 from wideload.expr import Apply, Cast, Const, Expr, Joined, Load, Number, Numerics, Viewed, is_view_of_operand, number_value
 from wideload.views import View, ViewStep, apply_views
@@ -56,8 +56,8 @@ def evaluate_expr(
                 op = node.op
                 run = op.reference if fused and op.reference is not None and not differentiable else op.torch
                 value = run(*(values[operand] for operand in node.operands))
-        if fused and isinstance(value, torch.Tensor) and is_half(value.dtype):
-            value = value.float()
+        if fused and isinstance(value, torch.Tensor):
+            value = value.to(widened(value.dtype))
         values[number] = value
     results: list[torch.Tensor] = []
     for position, number in enumerate(outputs):
@@ -68,7 +68,7 @@ def evaluate_expr(
 
 
 def _computed(dtype: torch.dtype, fused: bool) -> torch.dtype:
-    return torch.float32 if fused and is_half(dtype) else dtype
+    return widened(dtype) if fused else dtype
 
 
 def _viewed(tensor: torch.Tensor, steps: tuple[ViewStep, ...]) -> torch.Tensor:

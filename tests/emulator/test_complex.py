@@ -23,7 +23,7 @@ from wideload.plan import Operand, Target, plan_kernels
 from wideload.replay import NodeLayout
 from wideload.trace import TensorArg, trace_function
 
-f32, f64, c64, c128 = torch.float32, torch.float64, torch.complex64, torch.complex128
+f16, f32, f64, c64, c128 = torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128
 nan, inf = math.nan, math.inf
 EPS = {c64: 2.0**-24, c128: 2.0**-53}
 ROWS = [op for op in OPS.values() if "complex" in op.cuda and "shape" not in op.types and op.name != "float_power"]
@@ -333,6 +333,28 @@ def test_conjugation_inside_and_outside() -> None:
     triple = wl.fuse(lambda v: v * 3)
     for pending in (z.conj(), z.conj().imag, z.conj().t(), z.real):
         assert torch.equal(run_emulated(triple, pending), (pending * 3).resolve_conj())
+
+
+def test_complex32_is_computed_in_complex64_and_rounded() -> None:
+    c32 = torch.complex32
+    x, y = (exponents(c64, -3, 3, 1029, seed).to(c32) for seed in (11, 12))
+    wide, other = x.to(c64), y.to(c64)
+    f = wl.fuse(lambda x, y: (x * y + 1j, x / y, x.abs(), x.real, x.to(c64), x.exp(), x * 0.3, x == y, x.clone()))
+    want = (wide * other + 1j, wide / other, wide.abs(), wide.real, wide, wide.exp(), wide * 0.3, wide == other, wide)
+    dtypes = (c32, c32, f16, f16, c64, c32, c32, torch.bool, c32)
+    for got, exact, dtype in zip(run_emulated(f, x, y), want, dtypes, strict=True):
+        assert got.dtype == dtype
+        if dtype == torch.bool:
+            assert torch.equal(got, exact)
+        else:  # a unit of the part's, for an error of the kernel's or of torch's in fp32
+            assert torch.allclose(parts(got.to(exact.dtype)), parts(exact), rtol=2.0**-11 + 2.0**-20, atol=2.0**-25 + 1e-6)
+    for ours, theirs in zip(f(x, y), want, strict=True):
+        assert torch.allclose(parts(ours.to(theirs.dtype)).double(), parts(theirs).double(), rtol=2.0**-10, atol=1e-6)
+    eager = wl.fuse(lambda x, y: x * y * y, numerics="eager")
+    twice = ((wide * other).to(c32).to(c64) * other).to(c32).to(c64)
+    assert torch.equal(run_emulated(eager, x, y).to(c64), twice)
+    narrowed = wl.fuse(lambda z: z.to(c32))
+    assert torch.equal(run_emulated(narrowed, wide * 1.001).to(c64), (wide * 1.001).to(c32).to(c64))
 
 
 def test_made_of_real_numbers() -> None:

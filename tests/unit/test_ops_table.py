@@ -82,7 +82,6 @@ COMPLEX_BY_TORCH_ALONE = {"acos", "acosh", "asin", "asinh", "atan", "atanh", "ex
 """Rows that kernels do not compute of complex numbers, though torch does."""
 
 
-@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("op", ROWS, ids=ids(ROWS))
 def test_a_row_has_the_kinds_that_torch_computes(op: Op) -> None:
     computed = set()
@@ -91,8 +90,7 @@ def test_a_row_has_the_kinds_that_torch_computes(op: Op) -> None:
             result = op.torch(*one_of_each(op, dtype)).dtype
         except (RuntimeError, TypeError):
             continue
-        if result in DTYPES:  # complex32 is not
-            computed.add(kind_of(op, dtype, result))
+        computed.add(kind_of(op, dtype, result))
     if op.name.startswith("full_like_"):
         assert computed <= set(op.cuda)
     else:
@@ -303,7 +301,7 @@ def test_an_infinite_half_becomes_the_largest_half() -> None:
         ("approximate is 'erf'; allowed: 'none', 'tanh'", lambda x: SPELLINGS[F.gelu](x, approximate="erf")),
         ("at least one of min and max", lambda x: SPELLINGS[torch.clamp](x)),
         ("two tensors of one dtype", lambda x: SPELLINGS[torch.isclose](x, x.double())),
-        ("complex32", lambda x: SPELLINGS[torch.zeros_like](x, dtype=torch.complex32)),
+        ("bits8", lambda x: SPELLINGS[torch.zeros_like](x, dtype=torch.bits8)),
         ("exponents", lambda x: SPELLINGS[torch.ldexp](x, 2)),
     ],
 )

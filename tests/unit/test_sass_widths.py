@@ -126,6 +126,7 @@ MIXED: dict[str, tuple[Callable[..., Any], list[torch.dtype], dict[tuple[str, in
     "complex64_to_parts": (lambda z: (z.real, z.imag, z.abs()), [c64], {("load", 128): 1, ("store", 64): 3}),
     "complex128": (lambda x, y: x * y, [c128, c128], {("load", 128): 2, ("store", 128): 1}),
     "complex64_by_f32": (lambda z, x: z * x, [c64, f32], {("load", 128): 1, ("load", 64): 1, ("store", 128): 1}),
+    "complex32": (lambda x, y: x * y, [torch.complex32] * 2, {("load", 128): 2, ("store", 128): 1}),
     "f32_to_e4m3": (lambda x: x.to(e4m3), [f32], {("load", 128): 1, ("store", 32): 1}),
     "bf16_to_e5m2": (lambda x: (x * 0.5).to(e5m2), [bf16], {("load", 128): 1, ("store", 64): 1}),
     "e4m3_to_bf16": (lambda x: x.bfloat16(), [e4m3], {("load", 64): 1, ("store", 128): 1}),

@@ -207,3 +207,18 @@ template <class T> DEVICE complex<T> complex_sigmoid(complex<T> z)
     const complex<T> one(1, 0), e = complex_exp(is_negative ? z : -z);
     return complex_divide(is_negative ? e : one, one + e);
 }
+
+// Two fp16.
+struct alignas(4) complex32 {
+    unsigned short re, im;
+    complex32() = default;
+    __device__ __forceinline__ complex32(complex<float> z)
+    {
+        const unsigned word = f16_word(z.re, z.im);
+        re = (unsigned short)word;
+        im = (unsigned short)(word >> 16);
+    }
+    friend __device__ __forceinline__ complex<float> widen(complex32 z) { return {f16_value(z.re), f16_value(z.im)}; }
+};
+
+DEVICE complex<float> round_complex32(complex<float> z) { return widen(complex32(z)); }
