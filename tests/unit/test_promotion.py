@@ -107,7 +107,7 @@ def test_every_pair_of_operands_gives_torchs_dtype(name: str) -> None:
         if not isinstance(a, torch.Tensor) and not isinstance(b, torch.Tensor):
             continue
         want, got = outcome(function, a, b), outcome(fused, a, b)
-        if want == "refused" and torch.result_type(a, b) == torch.complex32:
+        if want == "refused" and outcome(lambda a, b: a + b, a, b) == torch.complex32:
             assert got in ("refused", torch.complex32, torch.bool)  # of CUDA: the CPU computes little of complex32
         else:
             assert got == want, f"{name}({a!r}, {b!r}): {got}, torch {want}"
