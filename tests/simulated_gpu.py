@@ -97,11 +97,11 @@ class SimulatedGpu:
 
         return Capture(SimpleNamespace(replay=replay), tuple(results), not nodes)  # type: ignore[arg-type]
 
-    def parts(self, nominal_bytes_per_second: float | None = None) -> Any:
+    def parts(self, nominal_bytes_per_second: float | None = None, gap_us: float | None = None) -> Any:
         """What a ``Trial`` takes for its GPU."""
         flush = SimpleNamespace(l2_bytes=self.l2_bytes)
         flush = type("Flush", (), {"l2_bytes": self.l2_bytes, "__call__": lambda _, times=1: self.flush(times)})()
-        return SimpleNamespace(flush=flush, nominal_bytes_per_second=nominal_bytes_per_second or 2e6 * self.bytes_per_us, gap_us=None)
+        return SimpleNamespace(flush=flush, nominal_bytes_per_second=nominal_bytes_per_second or 2e6 * self.bytes_per_us, gap_us=gap_us)
 
 
 @pytest.fixture

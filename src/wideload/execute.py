@@ -15,7 +15,7 @@ import torch
 from wideload.cache import find_cubins
 from wideload.emit.kernel import emit_kernel
 from wideload.errors import TraceError
-from wideload.expr import Expr, Numerics, number_value
+from wideload.expr import Const, Expr, Number, Numerics, number_value
 from wideload.launch import LoadedKernel, device_arch
 from wideload.lower import ScalarParameter
 from wideload.overlap import Extent, relation
@@ -24,7 +24,10 @@ from wideload.promotion import infer_dtype
 from wideload.push import push_views
 from wideload.replay import NodeLayout
 
-__all__ = ["Launch", "Output", "is_safe_in_place", "kernel_arguments", "phase_of", "plan_call", "prepare_launches", "run_launches"]
+__all__ = [
+    "Launch", "Output", "is_safe_in_place", "kernel_arguments", "new_output", "node_dtype", "phase_of", "place_call", "plan_call",
+    "prepare_launches", "run_launches", "scalar_argument", "stage_launches", "value_of",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,18 @@ class Output:
     phase_bytes: int
 
 
+def new_output(expr: Expr, layouts: Sequence[NodeLayout], node: int) -> Output:
+    """The output of a node whose tensor is still to be allocated: aligned."""
+    return Output(node, node_dtype(expr, node), layouts[node], 0)
+
+
+def node_dtype(expr: Expr, node: int) -> torch.dtype:
+    """The dtype of a node that is no number."""
+    found = expr.nodes[node]
+    assert not isinstance(found, Const | Number)
+    return found.dtype
+
+
 def phase_of(tensor: torch.Tensor) -> int:
     """The address modulo a whole access, in bytes."""
     return tensor.data_ptr() % ACCESS_BYTES
@@ -62,6 +77,14 @@ def plan_call(
     is_in_place: bool,
 ) -> tuple[KernelPlan, ...]:
     """The kernels for these tensors: views pushed down to the operands, then planned. ``layouts`` are those of every node."""
+    pushed, operands, targets = place_call(expr, layouts, tensors, outputs, device)
+    return plan_kernels(pushed, operands, targets, numerics=numerics, fast_math=fast_math, is_in_place=is_in_place)
+
+
+def place_call(
+    expr: Expr, layouts: Sequence[NodeLayout], tensors: Sequence[torch.Tensor], outputs: Sequence[Output], device: torch.device
+) -> tuple[Expr, list[Operand], list[Target]]:
+    """The expression without views, and the views of these tensors that it reads and writes."""
     pushed = push_views(expr, layouts, [(output.node, position, output.layout) for position, output in enumerate(outputs)])
     operands = []
     for load in pushed.loads:
@@ -75,7 +98,7 @@ def plan_call(
         offset = store.view.offset * output.dtype.itemsize
         phase = (output.phase_bytes + offset) % ACCESS_BYTES
         targets.append(Target(store.node, output.dtype, NodeLayout(store.view.shape, store.view.strides), phase, store.output, offset))
-    return plan_kernels(pushed.expr, operands, targets, numerics=numerics, fast_math=fast_math, is_in_place=is_in_place)
+    return pushed.expr, operands, targets
 
 
 def prepare_launches(plans: Sequence[KernelPlan], device: int) -> tuple[Launch, ...]:
@@ -89,9 +112,20 @@ def run_launches(
     launches: Sequence[Launch], device: int, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], scalars: tuple[Any, ...]
 ) -> None:
     """Put the kernels on the current stream of ``device``."""
-    arguments = [kernel_arguments(launch.plan, tensors, outs, scalars, _address) for launch in launches]  # all checked before any runs
-    for launch, values in zip(launches, arguments, strict=True):
-        launch.kernel.launch(device, values)
+    stage_launches(launches, device, tensors, outs, scalars)()
+
+
+def stage_launches(
+    launches: Sequence[Launch], device: int, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], scalars: tuple[Any, ...]
+) -> Callable[[], None]:
+    """What puts the kernels on the current stream of ``device``, when all arguments of all of them have been found right."""
+    arguments = [kernel_arguments(launch.plan, tensors, outs, scalars, _address) for launch in launches]
+
+    def run() -> None:
+        for launch, values in zip(launches, arguments, strict=True):
+            launch.kernel.launch(device, values)
+
+    return run
 
 
 def kernel_arguments(
@@ -145,6 +179,11 @@ def _numbers(value: complex) -> tuple[int | float, ...]:
     if isinstance(value, complex):
         return value.real, value.imag
     return (value,) if isinstance(value, float) else ((int(value) + (1 << 63)) % (1 << 64) - (1 << 63),)
+
+
+def value_of(tensor: torch.Tensor) -> int | float:
+    """The real number that a 0-dim tensor holds, as a kernel takes it."""
+    return _numbers(tensor.item())[0]
 
 
 def scalar_argument(parameter: ScalarParameter, scalars: tuple[Any, ...]) -> Any:

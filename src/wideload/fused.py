@@ -19,8 +19,20 @@ import torch
 
 from wideload.captures import find_captures, unwrap_callable
 from wideload.errors import DeviceError, DtypeError, LayoutError, TraceError
-from wideload.execute import Launch, Output, is_safe_in_place, phase_of, plan_call, prepare_launches, run_launches
-from wideload.expr import Const, Node, Number, Numerics, evaluate_host, is_view_of_operand
+from wideload.execute import (
+    Launch,
+    Output,
+    is_safe_in_place,
+    new_output,
+    node_dtype,
+    phase_of,
+    plan_call,
+    prepare_launches,
+    run_launches,
+    stage_launches,
+)
+from wideload.expr import Numerics, evaluate_host, is_view_of_operand
+from wideload.foreach import Listed, call_lists
 from wideload.gpus import find_target
 from wideload.outputs import check_outputs
 from wideload.plan import KernelPlan
@@ -87,7 +99,7 @@ class FusedFunction:
         name = "".join(c if c.isascii() and c.isalnum() else "_" for c in self.__name__).strip("_") or "fused"
         self._kernel_name = f"fused_{name}" if name[0].isdigit() else name
         self._signature, self._defaults = _signature_of(fn), _defaults_of(fn)
-        parameters = list(self._signature.parameters) if self._signature else []
+        parameters = self._parameters()
         unknown = self._static.difference(parameters) if self._signature else ()
         if unknown:
             raise TraceError(f"static= names {sorted(unknown)}, but {self.__name__} has the parameters {parameters}")
@@ -95,6 +107,8 @@ class FusedFunction:
         self._traces: dict[Any, Traced] = {}
         self._sized: dict[Any, None] = {}  # signatures of functions that read sizes: their traces hold for one set of shapes
         self._prepared: dict[Any, _Prepared] = {}
+        self._listed: dict[Any, Listed] = {}
+        self._alike: dict[Any, tuple[Any, Listed]] = {}  # the last lists of some kind: tells in one C call whether they are like them
 
     def __repr__(self) -> str:
         return f"<wideload.fuse of {self.__qualname__}>"
@@ -130,8 +144,28 @@ class FusedFunction:
         if torch.compiler.is_compiling() or is_traced(args, kwargs):
             return self._inline(args, kwargs, out)
         call = self._bind(args, kwargs)
-        if out is not None:
-            return self._run(call, functools.partial(self._call_into, call, out))
+        return self._call(call) if out is None else self._run(call, functools.partial(self._call_into, call, out))
+
+    def foreach(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+        """Compute the function for every item of lists, on a GPU in one launch for all items of the same dtypes.
+
+        A ``list`` or ``tuple`` among the arguments has one item a call, a tensor or a number; anything else is the same for all. Returns
+        the list of what each call by itself would return: dtype, shape and strides as eager PyTorch gives them; ``out=`` is a list of
+        the same structure, filled in and returned; in place is ``out=`` the very list of the argument. Numbers may be a Python number
+        for all, a list of them, or 0-dim tensors, which are read on their device, without a synchronisation.
+
+        Items whose operands do not walk memory in one run take a launch each. Raises as a call does; ``LayoutError`` for lists of
+        different lengths, ``OverlapError`` where an output shares memory with another item's. Nothing has been written then.
+
+        >>> import torch, wideload as wl
+        >>> scale = wl.fuse(lambda x, s: x * s)
+        >>> scale.foreach([torch.ones(2), torch.ones(3)], 2.0)
+        [tensor([2., 2.]), tensor([2., 2., 2.])]
+        """
+        return call_lists(self, args, kwargs, out)
+
+    def _call(self, call: _Call) -> Any:
+        """New results of a call."""
         if call.device.type == "cuda" and not _wants_grad(call.tensors):
             return self._run(call, functools.partial(self._launch, call))
         if call.device.type == "meta":
@@ -171,10 +205,9 @@ class FusedFunction:
         self, call: _Call, traced: Traced, layouts: Sequence[NodeLayout], out: Any
     ) -> tuple[list[Output], list[torch.Tensor] | None, bool]:
         """What a call would write: new outputs, or the tensors of ``out``, and whether one of them is also an input."""
-        nodes = traced.expr.nodes
         if out is None:
             fresh = [node for node in traced.expr.outputs if not is_view_of_operand(traced.expr, node)]
-            return [Output(node, _dtype(nodes[node]), layouts[node], 0) for node in fresh], None, False
+            return [new_output(traced.expr, layouts, node) for node in fresh], None, False
         outs = self._match_out(traced, out)
         is_in_place = self._check_outputs(call, traced, layouts, outs)
         return [_output(node, tensor) for node, tensor in zip(traced.expr.outputs, outs, strict=True)], outs, is_in_place
@@ -237,7 +270,23 @@ class FusedFunction:
             return result
         return map_structure(lambda target, value: target.copy_(value), out, result)
 
+    @staticmethod
+    def _keep(cache: dict[Any, _T], key: Any, value: _T) -> _T:
+        """Remember what belongs to lists of one signature."""
+        return _remember(cache, key, value, _MAX_LISTED)
+
     # ---- arguments
+
+    def _parameters(self) -> list[str]:
+        return list(self._signature.parameters) if self._signature else []
+
+    def _arrange(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments in the order of a call's ``spec``."""
+        if self._signature is None:
+            return args, kwargs
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.args, bound.kwargs
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
         call = _Call()
@@ -380,7 +429,7 @@ class FusedFunction:
 
     def _check_outputs(self, call: _Call, traced: Traced, layouts: Sequence[NodeLayout], outs: list[torch.Tensor]) -> bool:
         nodes = traced.expr.outputs
-        dtypes = [_dtype(traced.expr.nodes[node]) for node in nodes]
+        dtypes = [node_dtype(traced.expr, node) for node in nodes]
         return check_outputs(
             outs, _out_names(outs), [layouts[n] for n in nodes], dtypes, zip(call.names, call.tensors, strict=True), call.device
         )
@@ -404,8 +453,8 @@ class FusedFunction:
         return self._assemble(call, traced, self._evaluate(call, traced, layouts))
 
     def _call_meta(self, call: _Call, _: Any, traced: Traced) -> Any:
-        layouts, nodes = self._layouts(call, traced), traced.expr.nodes
-        return self._assemble(call, traced, [_empty(layouts[n], _dtype(nodes[n]), call.device) for n in traced.expr.outputs])
+        layouts = self._layouts(call, traced)
+        return self._assemble(call, traced, [_empty(layouts[n], node_dtype(traced.expr, n), call.device) for n in traced.expr.outputs])
 
     def _launch(self, call: _Call, key: Any, traced: Traced) -> Any:
         layout_key = (key, *((tuple(t.shape), t.stride(), phase_of(t)) for t in call.tensors))
@@ -422,31 +471,33 @@ class FusedFunction:
 
     def _prepare(self, call: _Call, traced: Traced) -> _Prepared:
         """The kernels for new outputs; arguments and their views come back as they are, as from eager."""
-        layouts, nodes = self._layouts(call, traced), traced.expr.nodes
+        layouts = self._layouts(call, traced)
         fresh = [node for node in traced.expr.outputs if not is_view_of_operand(traced.expr, node)]
-        outputs = tuple(Output(node, _dtype(nodes[node]), layouts[node], 0) for node in fresh)
+        outputs = tuple(new_output(traced.expr, layouts, node) for node in fresh)
         plans = self._plan(call, traced, layouts, list(outputs), is_in_place=False)
         return _Prepared(outputs, prepare_launches(plans, call.device.index))
 
     def _call_into(self, call: _Call, out: Any, key: Any, traced: Traced) -> Any:
+        self._stage_into(call, out, key, traced)()
+        return out
+
+    def _stage_into(self, call: _Call, out: Any, key: Any, traced: Traced) -> Callable[[], None]:
+        """What writes the results to ``out``, when everything that could be refused has been looked at."""
         outs = self._match_out(traced, out)
         layouts = self._layouts(call, traced)
         is_in_place = self._check_outputs(call, traced, layouts, outs)
         if call.device.type == "cuda":
-            self._launch_into(call, key, traced, layouts, outs, is_in_place)
-            for tensor in outs:
-                torch.autograd.graph.increment_version(tensor)
-        elif call.device.type == "cpu":
-            values = self._evaluate(call, traced, layouts)
-            if is_in_place:  # a result may be a view of an argument that a copy overwrites
-                values = [value.clone() for value in values]
-            for tensor, value in zip(outs, values, strict=True):
-                tensor.copy_(value)
-        return out
+            return self._stage_launch(call, key, traced, layouts, outs, is_in_place)
+        if call.device.type == "meta":
+            return lambda: None
+        values = self._evaluate(call, traced, layouts)
+        if is_in_place:  # a result may be a view of an argument that a copy overwrites
+            values = [value.clone() for value in values]
+        return functools.partial(_copy_all, outs, values)
 
-    def _launch_into(
+    def _stage_launch(
         self, call: _Call, key: Any, traced: Traced, layouts: Sequence[NodeLayout], outs: list[torch.Tensor], is_in_place: bool
-    ) -> None:
+    ) -> Callable[[], None]:
         out_key = tuple((t.dtype, tuple(t.shape), t.stride(), phase_of(t)) for t in outs)
         layout_key = (key, out_key, is_in_place, *((tuple(t.shape), t.stride(), phase_of(t)) for t in call.tensors))
         prepared = self._prepared.get(layout_key)
@@ -456,11 +507,20 @@ class FusedFunction:
             prepared = _remember(self._prepared, layout_key, _Prepared((), prepare_launches(plans, call.device.index)))
         if is_in_place and not is_safe_in_place([launch.plan for launch in prepared.launches], call.tensors, outs):
             fresh = [torch.empty_like(t) for t in outs]
-            self._launch_into(call, key, traced, layouts, fresh, is_in_place=False)
-            for tensor, value in zip(outs, fresh, strict=True):
-                tensor.copy_(value)
-        else:
-            run_launches(prepared.launches, call.device.index, call.tensors, outs, tuple(call.scalars))
+            compute = self._stage_launch(call, key, traced, layouts, fresh, is_in_place=False)
+
+            def compute_and_copy() -> None:
+                compute()
+                _copy_all(outs, fresh)
+
+            return compute_and_copy
+        launch = stage_launches(prepared.launches, call.device.index, call.tensors, outs, tuple(call.scalars))
+
+        def run() -> None:
+            launch()
+            torch.autograd.graph.increment_version(outs)
+
+        return run
 
     # ---- results
 
@@ -554,8 +614,12 @@ _MAX_REMEMBERED = 4096
 """Traces, and layouts, that one function keeps; the oldest goes first. An entry takes some 10 kB."""
 
 
-def _remember(cache: dict[Any, _T], key: Any, value: _T) -> _T:
-    if len(cache) >= _MAX_REMEMBERED:
+_MAX_LISTED = 64
+"""Signatures of lists that one function keeps; an entry takes some 1 kB an item."""
+
+
+def _remember(cache: dict[Any, _T], key: Any, value: _T, most: int | None = None) -> _T:
+    if len(cache) >= (_MAX_REMEMBERED if most is None else most):
         cache.pop(next(iter(cache)), None)
     cache[key] = value
     return value
@@ -575,6 +639,11 @@ def _defaults_of(fn: Any) -> tuple[Any, ...]:
     """The objects that a function's parameters default to, to be compared by identity; dicts of them are changed in place."""
     positional, keyword = getattr(fn, "__defaults__", None) or (), getattr(fn, "__kwdefaults__", None) or {}
     return (*positional, None, *keyword, *keyword.values())
+
+
+def _copy_all(outs: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    for tensor, value in zip(outs, values, strict=True):
+        tensor.copy_(value)
 
 
 def _readable(tensor: torch.Tensor, name: str) -> torch.Tensor:
@@ -599,11 +668,6 @@ def _address(tensor: torch.Tensor) -> tuple[int | str, int]:
 
 def _wants_grad(tensors: Iterable[torch.Tensor]) -> bool:
     return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-
-
-def _dtype(node: Node) -> torch.dtype:
-    assert not isinstance(node, Const | Number)
-    return node.dtype
 
 
 def _empty(layout: NodeLayout, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

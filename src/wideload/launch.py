@@ -10,12 +10,14 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from wideload.errors import CompileError
+from wideload.errors import CompileError, DeviceError
 from wideload.nvrtc import Cubin
 
-__all__ = ["LoadedKernel", "device_arch"]
+__all__ = ["LoadedKernel", "TableKernel", "current_stream", "device_arch", "is_capturing"]
 
 
 @functools.cache
@@ -35,6 +37,28 @@ def _core() -> Any:
             f"launching a kernel needs cuda.core ({error}). Install wideload[cu13], or wideload[cu12] for a CUDA 12 driver."
         ) from error
     return cuda.core
+
+
+@functools.cache
+def _driver() -> Any:
+    """The driver's binding, which comes with cuda.core."""
+    _core()
+    from cuda.bindings import driver
+
+    return driver
+
+
+def current_stream(device: int) -> int:
+    """The handle of the current stream of ``device``."""
+    return int(torch._C._cuda_getCurrentRawStream(device))
+
+
+def is_capturing(device: int) -> bool:
+    """Whether the current stream of ``device`` is being captured in a CUDA graph."""
+    if torch.cuda.current_device() == device:
+        return torch.cuda.is_current_stream_capturing()
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
 
 
 class _ThreadState(threading.local):
@@ -68,14 +92,46 @@ class LoadedKernel:
             self._launch_on_current(device, arguments)
 
     def _launch_on_current(self, device: int, arguments: Sequence[int | float]) -> None:
-        if device not in _thread.bound:  # a thread that has made no runtime call has no context yet
-            torch.cuda.set_device(device)
-            _thread.bound.add(device)
-        handle = torch._C._cuda_getCurrentRawStream(device)
+        _bind_context(device)
+        handle = current_stream(device)
         stream = _thread.streams.get(handle)
         if stream is None:
             stream = _thread.streams[handle] = self._stream_type.from_handle(handle)
         self._launch(stream, self._config, self._kernel, *arguments)
+
+
+class TableKernel:
+    """A kernel that takes a table by value and a pointer; cuda.core passes no structs, so the driver's own binding launches it."""
+
+    __slots__ = ("_handle", "_library", "_threads")
+
+    def __init__(self, cubin: Cubin, threads: int) -> None:
+        self._library, kernel = _load(cubin)
+        self._handle, self._threads = int(kernel.handle), threads
+
+    def launch(self, device: int, grid: int, table: npt.NDArray[np.int64], pointer: int) -> None:
+        """Put the kernel on the current stream of ``device``; the driver has copied ``table`` when this returns."""
+        if torch.cuda.current_device() != device:
+            with torch.cuda.device(device):
+                self._launch_on_current(device, grid, table, pointer)
+        else:
+            self._launch_on_current(device, grid, table, pointer)
+
+    def _launch_on_current(self, device: int, grid: int, table: npt.NDArray[np.int64], pointer: int) -> None:
+        _bind_context(device)
+        driver, cell = _driver(), np.array([pointer], np.int64)
+        parameters = np.array([table.ctypes.data, cell.ctypes.data], np.uint64)
+        (status,) = driver.cuLaunchKernel(
+            self._handle, grid, 1, 1, self._threads, 1, 1, 0, current_stream(device), parameters.ctypes.data, 0
+        )
+        if status != driver.CUresult.CUDA_SUCCESS:
+            raise DeviceError(f"the driver refused to launch {grid} blocks of {self._threads} threads: {status.name}")
+
+
+def _bind_context(device: int) -> None:
+    if device not in _thread.bound:  # a thread that has made no runtime call has no context yet
+        torch.cuda.set_device(device)
+        _thread.bound.add(device)
 
 
 @functools.cache

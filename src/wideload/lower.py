@@ -118,9 +118,10 @@ _RESERVED = frozenset(
 )
 """C++'s and CUDA's own words, and the prelude's macros. Functions need no place here: the table's calls begin with ``::``."""
 _KERNELS_OWN = re.compile(
-    r"n|i|k|m|d|e|first|lead|pad|phase|slot|column|line|across|along|turn|is_(full|inside|whole)|(column|line)0"
+    r"n|i|k|m|d|e|first|lead|pad|phase|slot|column|line|across|along|turn|is_(full|inside|whole|aligned)|(column|line)0"
     r"|(at|rest|size|slots|tiles|multiplier|shift)\d+|\w+_(v|r|at|re|im|data|value|span|tile|stride\d+|element)|__\w*"
     r"|vec|f16|bf16|boolean|complex|e[458]m[023]\w*|(load|store|fill|gather|round|repeat|tile)_\w+|widen|narrow_to|convert|settled|pack|divide_u\d+"
+    r"|chunks?|lists|phase_of"
 )
 """What the kernels of emit/ call their own variables, where a runtime scalar keeps its name, and the prelude's names that they use."""
 

@@ -20,10 +20,15 @@ from wideload.layout import INT31_MAX, Dim, IterSpace, build_space, expand_strid
 from wideload.lower import Program, Store, lower_expr
 from wideload.replay import NodeLayout
 
-__all__ = ["ACCESS_BYTES", "THREADS", "Access", "KernelPlan", "Operand", "Reason", "Target", "Tile", "Variant", "plan_kernels"]
+__all__ = ["ACCESS_BYTES", "THREADS", "Access", "KernelPlan", "Operand", "Reason", "Table", "Target", "Tile", "Variant", "plan_kernels"]
 
 ACCESS_BYTES = 16
 """The widest load or store of one thread on sm_75 to sm_90; wider vectors a thread were slower on H200 (4.28 against 4.33 TB/s)."""
+
+NARROWING_ACCESSES = 2
+"""Accesses of its widest operand that a thread makes where all results are narrower: its stores are wider then. On an H200, of the
+wall: fp32 to int8 0.991 against 0.934 with one, int64 to bf16 0.991 and 0.935, fp32 to bf16 0.993 and 0.983; four as two. Where a result
+is as wide, two lose: bf16 to fp32 0.768 against 1.003."""
 
 THREADS = 128
 """Threads a block. With one access a thread, 128 against 256 threads measured on an H200, in TB/s: silu f32 4.21 and 4.12, bf16 tanh
@@ -61,7 +66,7 @@ MANY_LOADS_BLOCKS = 8
 ran at 3.82 TB/s on an H200, with 6 to 10 blocks asked for at 3.98 to 4.00. Kernels of few operands and long arithmetic lose by it: bias
 and GELU 3.79 to 3.57, GELU 4.07 to 3.74, unaligned int8 4.29 to 3.94."""
 
-Family = Literal["dense", "rows", "pitched", "tile", "strided"]
+Family = Literal["dense", "rows", "pitched", "tile", "strided", "foreach"]
 
 Access = Literal["vector", "realigned", "stepped", "elements", "row", "uniform", "strided", "turned", "turned_realigned", "value"]
 """How a kernel reaches an operand: one wide access; aligned words, realigned in registers; the aligned words in which
@@ -125,13 +130,27 @@ class Tile:
 
 
 @dataclass(frozen=True)
+class Table:
+    """What a ``foreach`` kernel gets by value: of each operand and number an entry for each of ``capacity`` tensors, or one for all.
+
+    ``shared_loads`` and ``shared_scalars`` say which of the program's have one for all. A thread computes ``accesses`` accesses.
+    """
+
+    capacity: int
+    accesses: int
+    shared_loads: tuple[bool, ...]
+    shared_scalars: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
 class Variant:
     """What a kernel's text depends on besides its program.
 
     ``loads`` go with the program's parameters, ``stores`` with its results; ``elements`` is how many a thread computes;
-    ``is_in_place`` forbids the read-only cache; ``threads`` are those of a block; ``tile`` is a tile kernel's. ``is_whole`` says that
-    sizes and addresses leave no access that is partly outside, so that the kernel has no edges. ``steps`` are those of the loads, and how
-    many elements before an operand's first one its aligned words begin: (1, 0) of all but ``stepped`` ones.
+    ``is_in_place`` forbids the read-only cache; ``threads`` are those of a block; ``tile`` is a tile kernel's, ``table`` a foreach
+    kernel's. ``is_whole`` says that sizes and addresses leave no access that is partly outside, so that the kernel has no edges.
+    ``steps`` are those of the loads, and how many elements before an operand's first one its aligned words begin: (1, 0) of all but
+    ``stepped`` ones.
     """
 
     family: Family
@@ -145,6 +164,7 @@ class Variant:
     tile: Tile | None = None
     is_whole: bool = False
     steps: tuple[tuple[int, int], ...] = ()
+    table: Table | None = None
 
     @property
     def load_steps(self) -> tuple[tuple[int, int], ...]:
@@ -212,13 +232,13 @@ def _plan_kernel(
         for row, (name, x) in enumerate(zip(names, tensors, strict=True))
     ]
     choice = (
-        _choose_dense(walks)
+        _choose_dense(walks, num_inputs)
         or _choose_rows(space, walks, num_inputs)
         or _choose_pitched(space, walks, num_inputs)
         or _choose_tile(space, walks, num_inputs)
         or _choose_strided(space, walks)
     )
-    accesses = iter(choice.accesses)
+    accesses, steps = iter(choice.accesses), iter(choice.steps)
     load_accesses: list[Access] = ["value" if load.on_host else next(accesses) for load in loads]
     variant = Variant(
         choice.family,
@@ -231,7 +251,7 @@ def _plan_kernel(
         choice.threads,
         choice.tile,
         choice.is_whole,
-        choice.steps if "stepped" in choice.accesses else (),
+        tuple((1, 0) if load.on_host else next(steps) for load in loads) if "stepped" in choice.accesses else (),
     )
     grid = -(-choice.num_covered // (variant.threads * variant.elements))
     reasons = [*choice.reasons, Reason("grid", f"{grid} x {variant.threads}", "one-shot: a grid-stride loop measured 5 % slower on H200")]
@@ -291,11 +311,12 @@ class _Choice:
     steps: tuple[tuple[int, int], ...] = ()
 
 
-def _vector_elements(walks: Sequence[_Walk]) -> tuple[int, Reason]:
-    """One element count for all operands: the widest uses a whole access, the narrower ones less."""
+def _vector_elements(walks: Sequence[_Walk], num_inputs: int) -> tuple[int, Reason]:
+    """One element count for all operands: the widest uses a whole access, the narrower ones less; two where it is no output."""
     widest = max((walk.type for walk in walks if not walk.is_uniform), key=lambda t: t.itemsize)
-    elements = ACCESS_BYTES // widest.itemsize
-    why = f"{ACCESS_BYTES} bytes of the widest operand ({widest.name}), one access a thread"
+    accesses = NARROWING_ACCESSES if all(walk.type.itemsize < widest.itemsize for walk in walks[num_inputs:]) else 1
+    elements = accesses * ACCESS_BYTES // widest.itemsize
+    why = f"{accesses * ACCESS_BYTES} bytes of the widest operand ({widest.name}), {accesses} access{'es' * (accesses > 1)} a thread"
     return elements, Reason("elements a thread", str(elements), why)
 
 
@@ -305,11 +326,11 @@ def _index_bits(space: IterSpace, walks: Sequence[_Walk], num_covered: int) -> t
     return 64, Reason("index width", "64 bits", "an element count or a byte offset needs more than 31 bits")
 
 
-def _choose_dense(walks: Sequence[_Walk]) -> _Choice | None:
+def _choose_dense(walks: Sequence[_Walk], num_inputs: int) -> _Choice | None:
     """Every operand in one run that starts with a whole access."""
     if any(not walk.is_uniform and walk.strides not in ((), (1,)) for walk in walks):
         return None
-    elements, why = _vector_elements(walks)
+    elements, why = _vector_elements(walks, num_inputs)
     if any(not walk.is_uniform and walk.phase(elements) for walk in walks):
         return None
     accesses: tuple[Access, ...] = tuple("uniform" if walk.is_uniform else "vector" for walk in walks)
@@ -329,7 +350,7 @@ def _choose_rows(space: IterSpace, walks: Sequence[_Walk], num_inputs: int) -> _
     inputs, outputs = walks[:num_inputs], walks[num_inputs:]
     if any(walk.strides != packed for walk in outputs):
         return None
-    elements, why = _vector_elements(walks)
+    elements, why = _vector_elements(walks, num_inputs)
     if len(sizes) > 1 and sizes[0] < elements:
         return None  # a thread's elements would lie in several rows as a rule
     # The first output sets the beat: its first aligned access is preceded by `pad` elements that are none of its own.
@@ -367,7 +388,7 @@ def _choose_pitched(space: IterSpace, walks: Sequence[_Walk], num_inputs: int) -
     if len(space.dims) < 2 or any(walk.strides[0] != 1 for walk in walks[num_inputs:]):
         return None
     inputs, outputs = walks[:num_inputs], walks[num_inputs:]
-    elements, why = _vector_elements(walks)
+    elements, why = _vector_elements(walks, num_inputs)
     row = space.dims[0].size
     if row < elements:
         return None

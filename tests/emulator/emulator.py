@@ -25,13 +25,13 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["Approx", "EmulatorError", "Memory", "Pointer", "Program", "build", "run_on"]
+__all__ = ["Approx", "EmulatorError", "Memory", "Pointer", "Program", "Struct", "build", "run_on"]
 
 Approx = Literal["exact", "up", "down", "mixed"]
 """Where approximate instructions and library functions land within their documented error.
@@ -107,7 +107,14 @@ class Pointer:
     offset: int = 0
 
 
-Argument = Pointer | int | float | None
+@dataclass(frozen=True, eq=False)
+class Struct:
+    """A struct by value, of 8 bytes a member: a pointer, an int for a ``long long``, a float for a ``double``."""
+
+    words: Sequence[Pointer | int | float]
+
+
+Argument = Pointer | Struct | int | float | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,8 +135,9 @@ class Program:
         *,
         approx: Approx = "exact",
     ) -> None:
-        """Launch and wait. Arguments: ``Pointer`` or None (null) for pointers, int for ``long long``, int or float for ``double``.
+        """Launch and wait.
 
+        Arguments: ``Pointer`` or None (null) for pointers, int for ``long long``, int or float for ``double``, ``Struct``.
         Raises ``EmulatorError`` with the sanitizer's report and the kernel's line; no memory is then changed.
         """
         _check_launch(self, kernel, grid, block)
@@ -166,15 +174,15 @@ def run_on(
     kernel: str,
     grid: tuple[int, int, int],
     block: tuple[int, int, int],
-    args: Sequence[torch.Tensor | int | float | None],
+    args: Sequence[torch.Tensor | Sequence[torch.Tensor | int | float] | int | float | None],
     *,
     outputs: Iterable[torch.Tensor] | None = None,
     approx: Approx = "exact",
 ) -> None:
     """``Program.run`` on CPU tensors: each storage is one memory, at the tensor's own address modulo 256.
 
-    Results are written to the tensors. With ``outputs``, every byte of every storage that is no element of one of them
-    must come back unchanged: inputs, and the gaps of strided outputs.
+    A sequence is a struct of its items. Results are written to the tensors. With ``outputs``, every byte of every storage
+    that is no element of one of them must come back unchanged: inputs, and the gaps of strided outputs.
     """
     memories: dict[int, Memory] = {}
     writable: dict[int, npt.NDArray[np.bool_]] | None = None
@@ -185,7 +193,9 @@ def run_on(
             mask = writable.setdefault(storage.data_ptr(), np.zeros(storage.nbytes(), np.bool_))
             _mark_elements(torch.from_numpy(mask), tensor)
 
-    def argument(value: torch.Tensor | int | float | None) -> Pointer | int | float | None:
+    def argument(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return Struct([argument(item) for item in value])
         if not isinstance(value, torch.Tensor):
             return value
         storage = value.untyped_storage()
@@ -220,8 +230,8 @@ def _check_launch(program: Program, kernel: str, grid: tuple[int, int, int], blo
 def _check_arguments(kernel: str, kinds: str, args: Sequence[Argument]) -> None:
     if len(args) != len(kinds):
         raise EmulatorError(f"{kernel}: got {len(args)} arguments, it takes {len(kinds)}")
-    allowed = {"p": (Pointer, type(None)), "i": (int,), "d": (int, float)}
-    names = {"p": "a pointer", "i": "a long long", "d": "a double"}
+    allowed = {"p": (Pointer, type(None)), "i": (int,), "d": (int, float), "s": (Struct,)}
+    names = {"p": "a pointer", "i": "a long long", "d": "a double", "s": "a struct"}
     for position, (value, kind) in enumerate(zip(args, kinds, strict=True)):
         if not isinstance(value, allowed[kind]):
             raise EmulatorError(f"{kernel}: argument {position} is {value!r}, the kernel takes {names[kind]}")
@@ -319,7 +329,17 @@ class _Server:
 
     def launch(self, program: Program, kernel: str, head: tuple[int, ...], kinds: str, args: Sequence[Argument]) -> None:
         """``head``: library, kernel, grid, block, approx, as the child counts them."""
-        placed = self._place(args)
+        structs = {id(value): Memory(np.zeros(8 * len(value.words), np.uint8)) for value in args if isinstance(value, Struct)}
+        pointed = [item for value in args for item in (value.words if isinstance(value, Struct) else (value,))]
+        placed = self._place([*pointed, *map(Pointer, structs.values())])
+        relocated: list[int] = []  # where in the arena an offset stands that the child makes an address
+        for value in args:
+            if isinstance(value, Struct):
+                place = placed[id(structs[id(value)])]
+                relocated += [place.start + 8 * k for k, word in enumerate(value.words) if isinstance(word, Pointer)]
+                words = [placed[id(word.memory)].start + word.offset if isinstance(word, Pointer) else word for word in value.words]
+                packed = b"".join(struct.pack("<d" if isinstance(word, float) else "<q", word) for word in words)
+                place.memory.data[:] = np.frombuffer(packed, np.uint8)
         for place in placed.values():
             self._arena[place.start - _GUARD : place.start] = _PATTERN
             self._arena[place.start : place.end] = place.memory.data
@@ -328,16 +348,21 @@ class _Server:
         message += [struct.pack("<2q", place.start, len(place.memory.data)) for place in placed.values()]
         message.append(struct.pack("<q", len(args)))
         for value, kind in zip(args, kinds, strict=True):
-            if isinstance(value, Pointer):
+            if isinstance(value, Struct):
+                value = placed[id(structs[id(value)])].start
+            elif isinstance(value, Pointer):
                 value = placed[id(value.memory)].start + value.offset
             message.append(struct.pack("<d" if kind == "d" else "<q", _NULL if value is None else value))
+        message.append(struct.pack(f"<{1 + len(relocated)}q", len(relocated), *relocated))
         self._ask(b"".join(message), program, kernel, list(placed.values()))
+        for memory in structs.values():
+            del placed[id(memory)]  # the kernel has a copy
         for place in placed.values():
             self._check_writes(kernel, place)
         for place in placed.values():
             place.memory.data[:] = self._arena[place.start : place.end]
 
-    def _place(self, args: Sequence[Argument]) -> dict[int, _Placed]:
+    def _place(self, args: Sequence[Any]) -> dict[int, _Placed]:
         """Where each memory goes, by its id; the arena is made large enough."""
         placed: dict[int, _Placed] = {}
         cursor = _ALIGNMENT

@@ -521,7 +521,8 @@ static void map_arena(int descriptor, size_t bytes)
     poison(arena.base, arena.bytes);
 }
 
-// library, kernel, grid, block, approx, bytes of the arena; then counted: (offset, bytes) of the operands; arguments.
+// library, kernel, grid, block, approx, bytes of the arena; then counted: (offset, bytes) of the operands; arguments; where in
+// the arena an offset stands that is to be an address.
 static void launch(int descriptor)
 {
     int64_t head[10];
@@ -539,9 +540,13 @@ static void launch(int descriptor)
     std::vector<Slot> slots((size_t)receive_word());
     receive(slots.data(), slots.size() * sizeof(Slot));
     for (size_t k = 0; k < slots.size(); ++k)
-        if (kernel.parameters[k] == 'p') slots[k].pointer = slots[k].integer < 0 ? nullptr : arena.base + slots[k].integer;
+        if (kernel.parameters[k] == 'p' || kernel.parameters[k] == 's')
+            slots[k].pointer = slots[k].integer < 0 ? nullptr : arena.base + slots[k].integer;
+    std::vector<int64_t> relocated((size_t)receive_word());
+    receive(relocated.data(), relocated.size() * sizeof(int64_t));
 
     for (const Extent& operand : operands) unpoison(arena.base + operand.offset, (size_t)operand.bytes);
+    for (int64_t at : relocated) ((Slot*)(arena.base + at))->pointer = arena.base + ((Slot*)(arena.base + at))->integer;
     run_grid(kernel, slots.data(), library.shared);
     for (const Extent& operand : operands) poison(arena.base + operand.offset, (size_t)operand.bytes);
     send("");

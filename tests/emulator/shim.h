@@ -9,6 +9,7 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
 // A section of its own, so that the runtime can overwrite it before every block: nothing may live on in shared memory.
 #define __shared__ static __attribute__((section("emulator_shared")))
@@ -127,6 +128,8 @@ inline double __ll2double_rn(long long x) { return (double)x; }
 inline double __ull2double_rn(unsigned long long x) { return (double)x; }
 inline float __double2float_rn(double x) { return (float)x; }
 
+template <class T> inline void __stwb(T* p, T x) { *p = x; }  // a store that may stay in the caches, as every store may
+
 inline int __vimax_s32_relu(int x, int y) { return x > y ? (x > 0 ? x : 0) : (y > 0 ? y : 0); }
 
 // The PTX that the prelude wraps, under the prelude's names.
@@ -222,7 +225,12 @@ namespace emulator {
 
 union Slot { char* pointer; long long integer; double real; };
 
-template <class P> struct Parameter { static_assert(sizeof(P) == 0, "a kernel takes pointers, long long and double, no other type"); };
+// By value a kernel takes pointers, long long, double, and structs of these: the last as a pointer to their bytes.
+template <class P> struct Parameter {
+    static_assert(__is_class(P), "a kernel takes pointers, long long, double and structs of them, no other type");
+    static constexpr char kind = 's';
+    static const P& from(Slot slot) { return *(const P*)slot.pointer; }
+};
 template <class T> struct Parameter<T*> { static constexpr char kind = 'p'; static T* from(Slot slot) { return (T*)slot.pointer; } };
 template <> struct Parameter<long long> { static constexpr char kind = 'i'; static long long from(Slot slot) { return slot.integer; } };
 template <> struct Parameter<double> { static constexpr char kind = 'd'; static double from(Slot slot) { return slot.real; } };

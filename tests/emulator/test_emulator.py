@@ -534,12 +534,30 @@ def test_arguments_that_do_not_fit_are_refused(args: list[float | None], message
         run_on(build(VECTOR_ADD), "add", (1, 1, 1), (64, 1, 1), [x, x, x, *args])
 
 
+def test_a_struct_by_value() -> None:
+    source = """
+        struct lists { const float* from[2]; float* to[2]; long long n; double scale; };
+        extern "C" __global__ void __launch_bounds__(4) scale(const __grid_constant__ lists by_value, const int* which)
+        {
+            const int slot = which[blockIdx.x], i = threadIdx.x;
+            if (i < by_value.n) by_value.to[slot][i] = by_value.from[slot][i] * (float)by_value.scale;
+        }"""
+    inputs, outputs = [torch.arange(3.0), torch.arange(3.0) + 10], [torch.zeros(3), torch.zeros(3)]
+    which = torch.tensor([1, 0], dtype=torch.int32)
+    run_on(build(source), "scale", (2, 1, 1), (4, 1, 1), [[*inputs, *outputs, 3, 2.0], which], outputs=outputs)
+    assert [out.tolist() for out in outputs] == [[0.0, 2.0, 4.0], [20.0, 22.0, 24.0]]
+    with pytest.raises(EmulatorError, match="0 bytes behind the end of the memory"):
+        run_on(build(source), "scale", (2, 1, 1), (4, 1, 1), [[*inputs, *outputs, 4, 2.0], which], outputs=outputs)
+    with pytest.raises(EmulatorError, match="argument 0 is 5, the kernel takes a struct"):
+        run_on(build(source), "scale", (2, 1, 1), (4, 1, 1), [5, which])
+
+
 def test_what_does_not_compile_is_an_error_with_the_compilers_words() -> None:
     with pytest.raises(EmulatorError, match=r"kernel\.cu:2:.*error: 'cosine' was not declared"):
         build("""extern "C" __global__ void f(float* x)\n{ x[0] = cosine(x[0]); }""")
     with pytest.raises(EmulatorError, match="no kernel in the source"):
         build("__device__ void f() {}")
-    with pytest.raises(EmulatorError, match="a kernel takes pointers, long long and double, no other type"):
+    with pytest.raises(EmulatorError, match="a kernel takes pointers, long long, double and structs of them, no other type"):
         build("""extern "C" __global__ void f(float* x, int n) {}""")
 
 
@@ -556,10 +574,10 @@ def test_a_missing_compiler_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_shim_defines_what_the_prelude_guards() -> None:
     """The shim names, for each function that the prelude wraps around PTX, the same instruction; and all else compiles."""
     prelude = resources.files("wideload.emit.prelude")
-    text = "\n\n".join(prelude.joinpath(file).read_text() for file in ("types.cuh", "math.cuh", "memory.cuh"))
+    text = "\n\n".join(prelude.joinpath(file).read_text() for file in ("types.cuh", "math.cuh", "memory.cuh", "fp8.cuh"))
     shim = (emulator._HERE / "shim.h").read_text()
     wrapped = {}
-    for guarded in re.findall(r"#ifdef __CUDACC__\n(.*?)\n#endif\n(?=\n)", text, re.DOTALL):
+    for guarded in re.findall(r"#ifdef __CUDACC__\n((?:(?!#ifdef).)*?)\n#endif\n(?=\n)", text, re.DOTALL):
         for function in re.split(r"^(?=DEVICE )", guarded, flags=re.MULTILINE)[1:]:
             wrapped[re.match(r"DEVICE .*?(\w+)\(", function)[1]] = re.search(r'asm\("([\w.]+)', function)[1]
     assert wrapped["ex2_approx"] == "ex2.approx.f32"

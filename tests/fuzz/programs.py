@@ -89,7 +89,7 @@ _USEFUL: tuple[tuple[str, str, Sequence[tuple[torch.dtype, ...]], dict[str, Any]
     ("scaled", "lambda a, s, n: a * s + n", ((bf16,), (f64,), (i16,)), {}),
     ("compare", "lambda a, b: (a < b) | (a == 0)", ((bf16, bf16), (f32, i8)), {"takes_numbers": True}),
     ("bits", "lambda a, b: (a & b) ^ ~(a | b)", ((u8, u8), (i8, i16), (b1, b1)), {"takes_numbers": True}),
-    ("divide", "lambda a, b: a / (b.abs() + 1)", ((f32, f32), (i32, f64)), {"takes_numbers": True}),
+    ("divide", "lambda a, b: a / (b.abs() + 1)", ((f32, f32), (i32, f64)), {}),  # by a number, torch multiplies with its reciprocal
     ("relu", "lambda a: F.relu(a)", ((i8,), (bf16,)), {"zeros_differ": False}),
     ("larger", "lambda a, b: torch.maximum(a, b)", ((u8, u8), (f32, i32)), {"takes_numbers": True, "zeros_differ": False}),
     ("clamped", "lambda a: a.clamp(-2, 3)", ((i8,), (f16,)), {}),

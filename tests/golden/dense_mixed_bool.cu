@@ -17,21 +17,21 @@ threshold_mask_dense(
     const long long n,
     const double scale)
 {
-    const long long first = (long long)blockIdx.x * 1024;
-    const long long i = first + threadIdx.x * 8;
-    const bool is_full = first + 1024 <= n;
-    vec<signed char, 8> x_v;
-    vec<f16, 8> limit_v;
+    const long long first = (long long)blockIdx.x * 2048;
+    const long long i = first + threadIdx.x * 16;
+    const bool is_full = first + 2048 <= n;
+    vec<signed char, 16> x_v;
+    vec<f16, 16> limit_v;
     if (is_full) {  // inner block: whole accesses, no bounds
-        x_v = load_vector<8>(x_data + i);
-        limit_v = load_vector<8>(limit_data + i);
+        x_v = load_vector<16>(x_data + i);
+        limit_v = load_vector<16>(limit_data + i);
     } else {  // the last block
-        x_v = load_some<8>(x_data, i, n);
-        limit_v = load_some<8>(limit_data, i, n);
+        x_v = load_some<16>(x_data, i, n);
+        limit_v = load_some<16>(limit_data, i, n);
     }
-    bool out_v[8];
+    bool out_v[16];
 #pragma unroll
-    for (int k = 0; k < 8; ++k) threshold_mask_element(widen(x_v.get(k)), widen(limit_v.get(k)), scale, out_v[k]);
+    for (int k = 0; k < 16; ++k) threshold_mask_element(widen(x_v.get(k)), widen(limit_v.get(k)), scale, out_v[k]);
     if (is_full) {
         store_vector(out_data + i, out_v);
     } else {

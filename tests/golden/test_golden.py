@@ -11,6 +11,9 @@ import torch
 import torch.nn.functional as F
 
 import wideload as wl
+from wideload.emit.kernel import emit_kernel
+from wideload.foreach import find_listed
+from wideload.lists import split_lists
 from wideload.nvrtc import compile_cubin
 
 bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32
@@ -72,27 +75,42 @@ KERNELS: dict[str, Callable[[], Any]] = {
 }
 
 
+LISTS: dict[str, tuple[wl.FusedFunction, tuple[Any, ...]]] = {
+    "foreach_several_results": (moments, ([torch.zeros(8)], [torch.zeros(8)], [torch.zeros(8)], 0.9)),
+    "foreach_each_number": (shifted_gelu, ([torch.zeros(8, dtype=bf16)], [torch.tensor(1.0)], [2.0])),
+}
+
+
 def generate(name: str) -> tuple[str, str, str]:
     """The kernel's name, the prelude and the code below it."""
-    (kernel,) = KERNELS[name]().kernels
-    start = kernel.source.index(f"DEVICE void {kernel.plan.program.name}_element(")
-    return kernel.name, kernel.source[:start], kernel.source[start:]
+    if name in LISTS:
+        f, args = LISTS[name]
+        lists = split_lists(name, (), args, {}, None)
+        call = find_listed(f, lists, f._bind(*lists.at(0)))
+        assert call is not None
+        (plan,) = call.listed.plans or ()
+        kernel, program, source = plan.name, plan.program, emit_kernel(plan.program, plan.variant)
+    else:
+        (planned,) = KERNELS[name]().kernels
+        kernel, program, source = planned.name, planned.plan.program, planned.source
+    start = source.index(f"DEVICE void {program.name}_element(")
+    return kernel, source[:start], source[start:]
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", [*KERNELS, *LISTS])
 def test_a_generated_kernel_is_as_it_was(name: str, compare_with_golden: Callable[[str, str], None]) -> None:
     _, _, code = generate(name)
     compare_with_golden(name, code)
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", [*KERNELS, *LISTS])
 def test_a_golden_kernel_compiles(name: str) -> None:
     kernel, prelude, _ = generate(name)
     compile_cubin(prelude + (Path(__file__).parent / f"{name}.cu").read_text(encoding="utf-8"), arch="sm_75", name=kernel)
 
 
 def test_every_golden_file_is_generated_here() -> None:
-    assert {path.stem for path in Path(__file__).parent.glob("*.cu")} == set(KERNELS)
+    assert {path.stem for path in Path(__file__).parent.glob("*.cu")} == {*KERNELS, *LISTS}
 
 
 def test_a_missing_and_a_changed_file_are_failures(compare_with_golden: Callable[[str, str], None], request: pytest.FixtureRequest) -> None:

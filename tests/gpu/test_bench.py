@@ -129,7 +129,7 @@ def test_gradients_are_timed_with_the_call(x: torch.Tensor) -> None:
     ("log2", "mode"), [(18, "graph"), (20, "graph"), (22, "graph"), (24, "graph"), (26, "cold"), (28, "cold"), (30, "cold")]
 )
 def test_times_are_those_of_the_profiler(log2: int, mode: Mode) -> None:
-    """The samples' median beside that of the kernels that the profiler saw in them: 3 %, and the microsecond around a kernel."""
+    """The samples' median beside that of the kernels that the profiler saw in them: 3 %, and three of the profiler's steps of 32 ns."""
     device = torch.device("cuda", torch.cuda.current_device())
     operands = Operands(["x"], (random_tensor((1 << log2,), device=device),), {})
     trial = Trial("neg", torch.neg, Rotation(operands), Gpu(device), None)
@@ -145,7 +145,7 @@ def test_times_are_those_of_the_profiler(log2: int, mode: Mode) -> None:
         pytest.skip("the profiler saw no kernels: CUPTI is not allowed here")
     # Above 2^31 bytes torch splits a call into several kernels.
     per_call = 1 if mode == "graph" else len(kernels) // len(samples)
-    assert float(np.median(samples)) == pytest.approx(per_call * float(np.median(kernels)), rel=0.03, abs=1.0)
+    assert float(np.median(samples)) == pytest.approx(per_call * float(np.median(kernels)), rel=0.03, abs=0.1)
 
 
 # ---- liars

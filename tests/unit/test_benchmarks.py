@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import torch
 
 import dense
 import layouts
+import ruler
 import table
 import wideload as wl
 from table import BesideTime, Build, Case, Draw, Row, count_sectors, count_steps, format_table
@@ -464,3 +466,66 @@ def test_a_compiled_peer_that_is_wrong_is_not_timed(simulated: list[tuple[Mix, i
     monkeypatch.setattr(torch, "compile", lambda fn, dynamic: lambda x, b: x + b)
     assert table.run_case(ADD, 100, 1, CPU, with_compile=True).peers_us == {"eager": 5.0, "compile": 7.0}
     assert math.isclose(table.run_case(ADD, 100, 1, CPU, with_compile=True).ratio, 1.0)
+
+
+# ---- the ruler
+
+
+def bench_of(time_us: float | None) -> BenchResult:
+    state = GpuState(None, None, None, None)
+    return BenchResult(contender("negate", time_us), (), None, None, None, (), 0, state, read_environment(CPU))
+
+
+@pytest.mark.parametrize(
+    ("second_us", "profiled_us", "kept"),
+    [(101.0, 97.5, [True, True]), (101.1, 100.0, [False, True]), (98.9, 97.0, [False, False]), (100.0, 103.2, [True, False])],
+)
+def test_a_result_is_held_to_the_next_and_to_the_profiler(
+    second_us: float, profiled_us: float, kept: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """100 us first: 1 % from one to the next, 3 % beside the profiler."""
+    times = iter([100.0, second_us])
+    monkeypatch.setattr(ruler, "cases", lambda device: [("case", ruler.negate, torch.ones(1))])
+    monkeypatch.setattr(ruler, "kernel_us", lambda fn, x: profiled_us)
+    monkeypatch.setattr("wideload.bench", lambda fn, x: bench_of(next(times)))
+    assert [found.is_kept for found in ruler.bench_rows(CPU)] == kept
+
+
+def test_a_call_that_was_not_timed_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ruler, "cases", lambda device: [("case", ruler.negate, torch.ones(1))])
+    monkeypatch.setattr("wideload.bench", lambda fn, x: bench_of(None))
+    with pytest.raises(SystemExit, match="was not timed"):
+        list(ruler.bench_rows(CPU))
+
+
+def test_false_verdicts_and_low_ceilings_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    tested = iter(
+        [SimpleNamespace(verdicts={"SAME": 198, "FASTER": 2}, false_rate=0.01), SimpleNamespace(verdicts={"SLOWER": 3}, false_rate=0.015)]
+    )
+    monkeypatch.setattr("wideload.self_test", lambda fn, x, num_pairs: next(tested))
+    assert [(found.found, found.is_kept) for found in ruler.itself_rows(CPU, 200)] == [("2 FASTER, 198 SAME", True), ("3 SLOWER", False)]
+    ceilings = {mix: SimpleNamespace(value=gbps) for mix, gbps in {"1R1W": 4200.0, "1R0W": 4399.0, "0R1W": 4600.0, "2R1W": 4300.0}.items()}
+    monkeypatch.setattr("wideload.roofline", lambda device, refresh: SimpleNamespace(ceilings=ceilings))
+    assert [found.is_kept for found in ruler.ceiling_rows(CPU)] == [True, False, True, True]
+
+
+def test_the_ruler_prints_and_writes_each_row_and_fails_where_one_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad = ruler.Row("a", "1", "2", True), ruler.Row("b", "1", "2", False)
+    monkeypatch.setattr(ruler, "find_device", lambda: CPU)
+    for name in ("bench_rows", "ceiling_rows"):
+        monkeypatch.setattr(ruler, name, lambda device: iter([good]))
+    for last, status in ((good, 0), (bad, 1)):
+        monkeypatch.setattr(ruler, "itself_rows", lambda device, num_pairs, last=last: iter([last]))
+        assert ruler.main(["--json", str(tmp_path / "r.json")]) == status
+        written = json.loads((tmp_path / "r.json").read_text())
+        assert [kept["what"] for kept in written["rows"]] == ["a", last.what, "a"]
+        assert written["environment"]["torch"] == torch.__version__
+    assert capsys.readouterr().out.count("short") == 1
+
+
+def test_the_ruler_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert ruler.main([]) == 2
+    assert "CUDA" in capsys.readouterr().err

@@ -18,7 +18,10 @@ import torch
 import torch.nn.functional as F
 
 import wideload as wl
+from wideload.emit.kernel import emit_kernel
 from wideload.emit.prelude import select_prelude
+from wideload.foreach import find_listed
+from wideload.lists import split_lists
 from wideload.nvrtc import compile_cubin
 from wideload.plan import ACCESS_BYTES
 from wideload.planned import PlannedKernel
@@ -71,11 +74,16 @@ def code_of(kernel: PlannedKernel) -> str:
 
 
 def expected_widths(kernel: PlannedKernel) -> Widths:
-    """Of each operand once: the widest uses a whole access, the others as many elements."""
+    """Of each operand: the widest uses a whole access, two where all results are narrower, the others as many elements."""
     program = kernel.plan.program
     operands = [("load", parameter.type) for parameter in program.parameters] + [("store", result.type) for result in program.results]
-    elements = ACCESS_BYTES // max(operand.itemsize for _, operand in operands)
-    return Counter((kind, 8 * operand.itemsize * elements) for kind, operand in operands)
+    widest = max(operand.itemsize for _, operand in operands)
+    elements = (1 if any(result.type.itemsize == widest for result in program.results) else 2) * ACCESS_BYTES // widest
+    found: Widths = Counter()
+    for kind, operand in operands:
+        nbytes = operand.itemsize * elements
+        found[kind, 8 * min(nbytes, ACCESS_BYTES)] += max(nbytes // ACCESS_BYTES, 1)
+    return found
 
 
 def require_wide(module: Module, name: str, expected: Widths) -> None:
@@ -114,26 +122,26 @@ ALIKE = {
 MIXED: dict[str, tuple[Callable[..., Any], list[torch.dtype], dict[tuple[str, int], int]]] = {
     "bf16_plus_f32": (lambda x, y: x + y, [bf16, f32], {("load", 64): 1, ("load", 128): 1, ("store", 128): 1}),
     "bf16_to_f32": (lambda x: x.float(), [bf16], {("load", 64): 1, ("store", 128): 1}),
-    "f32_to_bf16": (lambda x: x.bfloat16(), [f32], {("load", 128): 1, ("store", 64): 1}),
-    "f32_to_int8": (lambda x: x.clamp(-128, 127).to(i8), [f32], {("load", 128): 1, ("store", 32): 1}),
+    "f32_to_bf16": (lambda x: x.bfloat16(), [f32], {("load", 128): 2, ("store", 128): 1}),
+    "f32_to_int8": (lambda x: x.clamp(-128, 127).to(i8), [f32], {("load", 128): 2, ("store", 64): 1}),
     "int8_to_f16": (lambda x: x.half() * 0.5, [i8], {("load", 64): 1, ("store", 128): 1}),
     "mask": (lambda m, x, y: torch.where(m, x, y), [boolean, f32, f32], {("load", 32): 1, ("load", 128): 2, ("store", 128): 1}),
-    "bool_result": (lambda x: x > 0, [bf16], {("load", 128): 1, ("store", 64): 1}),
+    "bool_result": (lambda x: x > 0, [bf16], {("load", 128): 2, ("store", 128): 1}),
     "f64_and_int8": (lambda x, y: x * y, [f64, i8], {("load", 128): 1, ("load", 16): 1, ("store", 128): 1}),
     "two_results": (lambda x, y: (x * y, (x - y).half()), [f32, f32], {("load", 128): 2, ("store", 128): 1, ("store", 64): 1}),
     "complex64": (lambda x, y: x * y.conj() + 1j, [c64, c64], {("load", 128): 2, ("store", 128): 1}),
     "complex64_quotient": (lambda x, y: x / y, [c64, c64], {("load", 128): 2, ("store", 128): 1}),
-    "complex64_to_parts": (lambda z: (z.real, z.imag, z.abs()), [c64], {("load", 128): 1, ("store", 64): 3}),
+    "complex64_to_parts": (lambda z: (z.real, z.imag, z.abs()), [c64], {("load", 128): 2, ("store", 128): 3}),
     "complex128": (lambda x, y: x * y, [c128, c128], {("load", 128): 2, ("store", 128): 1}),
     "complex64_by_f32": (lambda z, x: z * x, [c64, f32], {("load", 128): 1, ("load", 64): 1, ("store", 128): 1}),
     "complex32": (lambda x, y: x * y, [torch.complex32] * 2, {("load", 128): 2, ("store", 128): 1}),
-    "f32_to_e4m3": (lambda x: x.to(e4m3), [f32], {("load", 128): 1, ("store", 32): 1}),
-    "bf16_to_e5m2": (lambda x: (x * 0.5).to(e5m2), [bf16], {("load", 128): 1, ("store", 64): 1}),
+    "f32_to_e4m3": (lambda x: x.to(e4m3), [f32], {("load", 128): 2, ("store", 64): 1}),
+    "bf16_to_e5m2": (lambda x: (x * 0.5).to(e5m2), [bf16], {("load", 128): 2, ("store", 128): 1}),
     "e4m3_to_bf16": (lambda x: x.bfloat16(), [e4m3], {("load", 64): 1, ("store", 128): 1}),
     "e5m2_to_f32": (lambda x: x.float() * 2, [e5m2], {("load", 32): 1, ("store", 128): 1}),
     "e4m3_to_e4m3": (lambda x: (x.float() * 2).to(e4m3), [e4m3], {("load", 128): 1, ("store", 128): 1}),
     "uint16": (lambda x, y: x * y, [u16, u16], {("load", 128): 2, ("store", 128): 1}),
-    "int64_to_bf16": (lambda n: n.bfloat16(), [i64], {("load", 128): 1, ("store", 32): 1}),
+    "int64_to_bf16": (lambda n: n.bfloat16(), [i64], {("load", 128): 2, ("store", 64): 1}),
 }
 ACTIVATIONS: dict[str, Callable[..., Any]] = {
     "gelu": F.gelu,
@@ -229,6 +237,57 @@ def test_every_other_element_is_read_in_whole_words(arch: str) -> None:
     for kernel, num_loads in zip(kernels, (2, 4), strict=True):
         accesses = PlannedKernel(kernel.plan, arch).main_accesses
         assert [access.width_bits for access in accesses if access.kind == "load"] == [128] * num_loads
+
+
+# ---- lists
+
+
+def adam(p: Any, g: Any, m: Any, v: Any, lr: Any, step: Any) -> Any:
+    m, v = m + (g - m) * 0.1, v * 0.99 + g * g * 0.01
+    return p - lr * m / (v.sqrt() + 1e-8) * step, m, v
+
+
+LISTS: dict[str, tuple[Callable[..., Any], list[torch.dtype], list[Any], dict[tuple[str, int], int]]] = {
+    "list_unary": (lambda x: -x, [i8], [], {("load", 128): 2, ("store", 128): 2}),
+    "list_bf16": (lambda x, y: x + y, [bf16, bf16], [], {("load", 128): 4, ("store", 128): 2}),
+    "list_f32": (lambda x, y: x * 2 + y, [f32, f32], [], {("load", 128): 4, ("store", 128): 2}),
+    "list_mixed": (lambda x, y: (x * y).half(), [bf16, f32], [], {("load", 64): 2, ("load", 128): 2, ("store", 64): 2}),
+    "list_f64": (lambda x, y: x * y, [f64, f32], [], {("load", 128): 2, ("load", 64): 2, ("store", 128): 2}),
+    "list_adam": (adam, [f32] * 4, [0.1, torch.tensor(1.0)], {("load", 128): 4, ("store", 128): 3}),
+}
+
+
+@cache
+def list_codes() -> dict[str, str]:
+    codes = {}
+    for name, (function, dtypes, numbers, _) in LISTS.items():
+        f, args = wl.fuse(function, name=name), ([[torch.zeros(64, dtype=dtype)] * 424 for dtype in dtypes])
+        args = [[x.clone() for x in column] for column in args]
+        lists = split_lists(name, (), (*args, *numbers), {}, None)
+        call = find_listed(f, lists, f._bind(*lists.at(0)))
+        assert call is not None
+        (kernel,) = call.listed.plans or ()
+        source = emit_kernel(kernel.program, kernel.variant)
+        codes[kernel.name] = source[source.index(f"DEVICE void {name}_element(") :]
+    return codes
+
+
+@cache
+def lists_module(arch: str) -> Module:
+    return compile_module(list_codes(), arch)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_move_in_16_bytes(name: str, arch: str) -> None:
+    """With the pointers in a table of 32 KB by value, which must not go through local memory."""
+    require_wide(lists_module(arch), f"{name}_foreach", Counter(LISTS[name][3]))
+
+
+def test_a_plain_store_in_a_list_kernel_is_found() -> None:
+    codes = {"list_f32_foreach": list_codes()["list_f32_foreach"].replace("store_whole(", "store_vector(")}
+    with pytest.raises(AssertionError, match=r"'store', 32"):
+        require_wide(compile_module(codes, "sm_90"), "list_f32_foreach", Counter(LISTS["list_f32"][3]))
 
 
 # ---- what is not

@@ -74,6 +74,18 @@ def test_an_honest_contender_is_timed_cold(simulated_gpu: SimulatedGpu, mode: Mo
     assert contender.is_ranked
 
 
+def test_the_gap_between_calls_in_a_graph_is_taken_off(simulated_gpu: SimulatedGpu) -> None:
+    for mode, gap_us, taken in (("graph", 0.25, 0.25), ("graph", None, 0.0), ("graph", 1e6, copy_us(simulated_gpu)), ("cold", 0.25, 0.0)):
+        trial = trial_of(simulated_gpu, double(simulated_gpu), random_tensor((NUM,)), gap_us=gap_us)
+        contender = run(trial, mode, check=lambda x: x * 2)  # type: ignore[arg-type]
+        if gap_us == 1e6:
+            assert trial.sampler is not None
+            assert trial.sampler.sample() == 0.0
+            continue
+        assert median(contender) == pytest.approx(copy_us(simulated_gpu) - taken, rel=1e-6)
+        assert contender.gap_us == (gap_us if mode == "graph" else None)
+
+
 def test_a_graph_rotates_through_five_times_the_l2(simulated_gpu: SimulatedGpu) -> None:
     trial = trial_of(simulated_gpu, double(simulated_gpu), random_tensor((NUM,)))
     run(trial)

@@ -9,6 +9,7 @@ import functools
 
 from wideload.emit.dense import emit_dense
 from wideload.emit.element import emit_element
+from wideload.emit.foreach import emit_foreach
 from wideload.emit.pitched import emit_pitched
 from wideload.emit.prelude import select_prelude
 from wideload.emit.rows import emit_rows
@@ -19,7 +20,14 @@ from wideload.plan import Variant
 
 __all__ = ["emit_kernel"]
 
-_FAMILIES = {"dense": emit_dense, "pitched": emit_pitched, "rows": emit_rows, "strided": emit_strided, "tile": emit_tile}
+_FAMILIES = {
+    "dense": emit_dense,
+    "foreach": emit_foreach,
+    "pitched": emit_pitched,
+    "rows": emit_rows,
+    "strided": emit_strided,
+    "tile": emit_tile,
+}
 
 
 @functools.lru_cache(maxsize=4096)

@@ -149,3 +149,39 @@ template <int N, class T> DEVICE vec<T, N> load_shifted(const T* p)
     for (int k = 0; k < words; ++k) shifted.at[k] = sizeof(T) < 4 ? __funnelshift_r(w[k], w[k + 1], offset % 4 * 8) : w[k];
     return *reinterpret_cast<vec<T, N>*>(&shifted);
 }
+
+// How many elements an address lies behind an aligned access of N.
+template <int N, class T> DEVICE int phase_of(const T* p) { return (int)((unsigned long long)p % (sizeof(T) * N) / sizeof(T)); }
+
+template <int N, class T> DEVICE bool is_aligned(const T* p) { return (unsigned long long)p % (sizeof(T) * N) == 0; }
+
+// Whether the elements i to i + N are one aligned access that is wholly inside an operand of n.
+template <int N, class T> DEVICE bool is_whole(const T* p, long long i, long long n) { return i >= 0 && i + N <= n && is_aligned<N>(p + i); }
+
+// The elements i, i + 1, ... of an operand of n at any address; outside it, zeros that no one stores.
+template <int N, class T> DEVICE vec<T, N> load_part(const T* p, long long i, long long n)
+{
+    if (is_whole<N>(p, i, n)) return load_vector<N>(p + i);
+    if (i >= N && i + 2 * N <= n) return load_shifted<N>(p + i);
+    vec<T, N> v = {};
+#pragma unroll
+    for (int k = 0; k < N; ++k)
+        if (i + k >= 0 && i + k < n) v.set(k, p[i + k]);
+    return v;
+}
+
+template <int bytes> struct bytes_word { typedef uint4 type; };
+template <> struct bytes_word<8> { typedef uint2 type; };
+template <> struct bytes_word<4> { typedef unsigned type; };
+template <> struct bytes_word<2> { typedef unsigned short type; };
+template <> struct bytes_word<1> { typedef unsigned char type; };
+
+// As store_vector, by name: beside stores of single elements to the same place NVVM takes a plain store apart for sm_80 and sm_90.
+template <class T, class C, int N> DEVICE void store_whole(T* p, const C (&x)[N])
+{
+    typedef vec<T, N, (sizeof(T) < 4 && sizeof(T) * N % 4 == 0)> V;
+    typedef typename bytes_word<sizeof(V)>::type W;
+    V v = {};
+    pack(v, x);
+    __stwb(reinterpret_cast<W*>(p), *reinterpret_cast<W*>(&v));
+}

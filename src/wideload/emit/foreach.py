@@ -1,0 +1,103 @@
+"""Turns a program into the ``foreach`` kernel: a block computes one chunk of one tensor of a list.
+
+Pointers, element counts and numbers come by value, in a table of the tensors; which chunk is a block's stands in a map in memory.
+A block looks at the addresses itself: aligned tensors take whole accesses, others are read as aligned words and realigned.
+"""
+
+from __future__ import annotations
+
+from wideload.emit.element import element_call
+from wideload.errors import DtypeError
+from wideload.lower import Program
+from wideload.plan import Variant
+
+__all__ = ["emit_foreach"]
+
+
+def emit_foreach(program: Program, variant: Variant) -> str:
+    """The table's type and the kernel's text. Element ``e`` of a tensor begins an access that is aligned in the first output."""
+    table, name = variant.table, program.name
+    assert table is not None
+    count, threads = variant.elements // table.accesses, variant.threads
+    step, size = threads * count, threads * variant.elements
+    loads = list(zip(program.parameters, variant.loads, table.shared_loads, strict=True))
+    runs = [p for p, access, _ in loads if access == "vector"]
+    scalars = list(zip(program.scalars, table.shared_scalars, strict=True))
+    by_value = [p.name for p, access, _ in loads if access == "value" and p.type.kind == "complex"]
+    by_value += [s.name for s in program.scalars if s.kind is complex]
+    if by_value:
+        got = f"{name} takes {', '.join(by_value)} as a complex number"
+        raise DtypeError(f"{got}, which kernels of lists do not. Pass it as a tensor on their device.")
+
+    def entry(declared: str, is_shared: bool) -> str:
+        return f"    {declared};" if is_shared else f"    {declared}[{table.capacity}];"
+
+    def value(member: str, is_shared: bool) -> str:
+        return f"lists_data.{member}" if is_shared else f"lists_data.{member}[slot]"
+
+    members, body = [], []
+    for p, access, is_shared in loads:
+        if access == "value":
+            members.append(entry(f"{'double' if p.type.kind == 'float' else 'long long'} {p.name}_value", is_shared))
+            body.append(f"const {p.type.compute} {p.name} = convert<{p.type.compute}>({value(f'{p.name}_value', is_shared)});")
+        else:
+            members.append(entry(f"const {p.type.storage}* {p.name}_data", is_shared))
+            pointer = value(f"{p.name}_data", is_shared)
+            if access == "uniform":
+                body.append(f"const {p.type.compute} {p.name} = widen(*{pointer});")
+            else:
+                body.append(f"const {p.type.storage}* const {p.name}_data = {pointer};")
+    for r in program.results:
+        members.append(entry(f"{r.type.storage}* {r.name}_data", False))
+        body.append(f"{r.type.storage}* const {r.name}_data = {value(f'{r.name}_data', False)};")
+    members.append(entry("long long n", False))
+    for s, is_shared in scalars:
+        members.append(entry(f"{s.ctype} {s.name}", is_shared))
+        body.append(f"const {s.ctype} {s.name} = {value(s.name, is_shared)};")
+
+    walked = [*(p.name for p in runs), *(r.name for r in program.results)]
+    aligned = [f"is_aligned<{count}>({walker}_data)" for walker in walked]
+    operands = [f"widen({p.name}_v[m].get(k))" if access == "vector" else p.name for p, access, _ in loads]
+    call = element_call(program, operands, [f"{r.name}_v[m][k]" for r in program.results])
+    lines = [
+        "const vec<int, 2> chunk_v = load_vector<2>(chunks_data + 2ll * blockIdx.x);",
+        "const int slot = chunk_v.at[0];",
+        "const long long n = lists_data.n[slot];",
+        *body,
+        f"const long long first = (long long)chunk_v.at[1] * {size} - phase_of<{count}>({program.results[0].name}_data);",
+        "if (first >= n) return;",
+        f"const long long e = first + threadIdx.x * {count};",
+        f"const bool is_full = first >= 0 && first + {size} <= n && {' && '.join(aligned)};",
+        *(f"vec<{p.type.storage}, {count}> {p.name}_v[{table.accesses}];" for p in runs),
+    ]
+    if runs:
+        lines += ["if (is_full) {  // whole accesses, no bounds"]
+        whole = [f"{p.name}_v[m] = load_vector<{count}>({p.name}_data + e + m * {step});" for p in runs]
+        parts = [f"{p.name}_v[m] = load_part<{count}>({p.name}_data, e + m * {step}, n);" for p in runs]
+        lines += _indented(_for_each(table.accesses, whole))
+        lines += ["} else {  // the ends of a tensor, or addresses that are not aligned"]
+        lines += _indented(_for_each(table.accesses, parts))
+        lines += ["}"]
+    lines += [f"{r.type.compute} {r.name}_v[{table.accesses}][{count}];" for r in program.results]
+    lines += _for_each(table.accesses, ["#pragma unroll", f"for (int k = 0; k < {count}; ++k) {call}"])
+    stores = []
+    for r in program.results:
+        data, at = f"{r.name}_data", f"e + m * {step}"
+        stores += [f"if (is_full || is_whole<{count}>({data}, {at}, n)) {{", f"    store_whole({data} + {at}, {r.name}_v[m]);"]
+        stores += ["} else {", f"    store_some({data}, {at}, n, {r.name}_v[m]);", "}"]
+    lines += _for_each(table.accesses, stores)
+    struct = "\n".join([f"struct {name}_lists_data {{  // of each tensor, by value", *members, "};"])
+    head = (
+        f'extern "C" __global__ void __launch_bounds__({threads})\n{name}_foreach(\n'
+        f"    const __grid_constant__ {name}_lists_data lists_data,\n    const int* __restrict__ chunks_data)"
+    )
+    return f"{struct}\n\n{head}\n{{\n" + "\n".join(_indented(lines)) + "\n}"
+
+
+def _for_each(accesses: int, body: list[str]) -> list[str]:
+    """The statements for each of a thread's accesses ``m``."""
+    return ["#pragma unroll", f"for (int m = 0; m < {accesses}; ++m) {{", *_indented(body), "}"]
+
+
+def _indented(lines: list[str]) -> list[str]:
+    return [line if line.startswith("#") else f"    {line}" for line in lines]

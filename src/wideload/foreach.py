@@ -1,0 +1,396 @@
+"""Turns a ``foreach`` call of a fused function into work: few launches for its lists on a GPU, item by item elsewhere.
+
+The part of ``fused`` that knows of lists; must not know which items share a kernel, nor what a kernel gets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from wideload.errors import WideloadError
+from wideload.execute import Output, new_output
+from wideload.expr import is_view_of_operand
+from wideload.lists import (
+    ListKernel,
+    ListPlan,
+    Lists,
+    Member,
+    Words,
+    check_apart,
+    gather_addresses,
+    is_list,
+    list_arguments,
+    meeting_pairs,
+    plan_lists,
+    plan_member,
+    prepare_lists,
+    read_column,
+    run_lists,
+    split_lists,
+    tensors_like,
+)
+from wideload.replay import NodeLayout
+from wideload.structure import map_structure
+from wideload.trace import HostResult, NumberArg, TensorResult, Traced, is_traced
+
+if TYPE_CHECKING:
+    from wideload.fused import FusedFunction
+
+__all__ = ["Listed", "call_lists", "find_listed"]
+
+
+@dataclass(slots=True, eq=False)
+class Listed:
+    """What lists of one signature need: launches for most items, and ``others``, which take kernels of their own.
+
+    ``outputs`` and ``results`` are each item's new tensors and the structure around them; ``slots`` the column of each runtime scalar
+    that is a list; ``spans`` how many bytes each tensor reaches, ``apart_at`` the addresses at which they were last found to share none
+    with an output. ``plans`` is ``None`` where all items are to be called one by one.
+    """
+
+    plans: tuple[ListPlan, ...] | None
+    others: tuple[int, ...] = ()
+    outputs: tuple[tuple[Output, ...], ...] = ()
+    results: tuple[Any, ...] = ()
+    slots: tuple[tuple[int, int], ...] = ()
+    kernels: tuple[ListKernel, ...] = ()
+    spans: Words = field(default_factory=lambda: np.empty(0, np.int64))
+    apart_at: Words = field(default_factory=lambda: np.empty(0, np.int64))
+
+
+def call_lists(f: FusedFunction, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+    """``f.foreach``; see there."""
+    lists = split_lists(f.__name__, f._parameters(), args, kwargs, out)
+    if torch.compiler.is_compiling() or is_traced(args, kwargs):
+        outs = [None] * lists.length if out is None else out
+        return [f._inline(*lists.at(item), outs[item]) for item in range(lists.length)]
+    if not lists.length:
+        return [] if out is None else out
+    with _naming(0):
+        first = f._bind(*lists.at(0))
+    if first.device.type == "cuda":
+        call = find_listed(f, lists, first)
+        if call is not None:
+            return call.run()
+    return _call_each(f, lists)
+
+
+def _call_each(f: FusedFunction, lists: Lists) -> Any:
+    """Every item by itself; where there is ``out=``, everything is checked before anything is written."""
+    calls = []
+    for item in range(lists.length):
+        with _naming(item):
+            calls.append(f._bind(*lists.at(item)))
+    if lists.out is None:
+        results = []
+        for item, call in enumerate(calls):
+            with _naming(item):
+                results.append(f._call(call))
+        return results
+    writes, staged = [], []
+    for item, call in enumerate(calls):
+        with _naming(item):
+            staged.append(f._run(call, functools.partial(f._stage_into, call, lists.out[item])))
+        writes += [(item, "out=", tensor) for tensor in _leaves(lists.out[item])]
+    reads = [(item, name, t) for item, call in enumerate(calls) for name, t in zip(call.names, call.tensors, strict=True)]
+    check_apart(writes, [(item, name, t) for item, name, t in reads if t.device.type != "meta"])
+    for write in staged:
+        write()
+    return lists.out
+
+
+@contextlib.contextmanager
+def _naming(item: int) -> Iterator[None]:
+    """Errors inside say which item of the lists they are about."""
+    try:
+        yield
+    except WideloadError as error:
+        raise type(error)(f"item {item} of the lists: {error}") from None
+
+
+def _leaves(out: Any) -> list[torch.Tensor]:
+    """The tensors of an item of ``out=``, each once, meta tensors left out."""
+    found: dict[int, torch.Tensor] = {}
+
+    def note(leaf: Any) -> None:
+        if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta":
+            found[id(leaf)] = leaf
+
+    map_structure(note, out)
+    return list(found.values())
+
+
+# ---- the call of lists on one device
+
+
+@dataclass(slots=True, eq=False)
+class ListedCall:
+    """A call whose signature is planned. ``columns`` are the arguments in order, one tensor a member or one for all, then the outputs."""
+
+    f: FusedFunction
+    lists: Lists
+    first: Any
+    listed: Listed
+    columns: list[Sequence[Any] | None]
+    outs: list[Sequence[torch.Tensor]] | None
+    aliases: tuple[int | None, ...]
+
+    def run(self) -> Any:
+        """Launch everything; nothing has been written where this raises."""
+        f, lists, listed, device = self.f, self.lists, self.listed, self.first.device
+        made, tables = self.fill()
+        if lists.out is None:
+            run_lists(listed.kernels, device.index, tables)
+            others = iter([f._call(f._bind(*lists.at(item))) for item in listed.others])
+            return [next(others) if tensors is None else self._result(item, tensors) for item, tensors in enumerate(made)]
+        staged = []
+        for item in listed.others:
+            call = f._bind(*lists.at(item))
+            staged.append(f._run(call, functools.partial(f._stage_into, call, lists.out[item])))
+        run_lists(listed.kernels, device.index, tables)
+        for write in staged:
+            write()
+        assert self.outs is not None
+        torch.autograd.graph.increment_version([tensor for column in self.outs for tensor in column])
+        return lists.out
+
+    def fill(self) -> tuple[list[list[torch.Tensor] | None], list[Words]]:
+        """New outputs of each item (``None`` for the others), and the tables of the launches. Raises where outputs share memory."""
+        listed, device, length = self.listed, self.first.device, self.lists.length
+        assert listed.plans is not None
+        made: list[list[torch.Tensor] | None] = []
+        columns: list[Any] = list(self.columns)
+        if self.outs is None:
+            skipped = frozenset(listed.others)
+            for item, outputs in enumerate(listed.outputs):
+                made.append(None if item in skipped else [_empty(output, device) for output in outputs])
+            addresses = [self._addresses(column) for column in columns]
+            for k in range(max(map(len, listed.outputs))):
+                own = [tensors[k].data_ptr() if tensors is not None and k < len(tensors) else 0 for tensors in made]
+                addresses.append(np.array(own, np.int64))
+        else:
+            addresses = [self._addresses(column) for column in columns]
+            for column, alias in zip(self.outs, self.aliases, strict=True):
+                addresses.append(gather_addresses(column) if alias is None else addresses[alias])
+            self._check_apart(addresses)
+        base, by_slot = tuple(self.first.scalars), {slot: columns[column] for slot, column in listed.slots}
+
+        def scalars(item: int) -> tuple[Any, ...]:
+            return tuple(by_slot[slot][item] if slot in by_slot else value for slot, value in enumerate(base)) if by_slot else base
+
+        return made or [None] * length, [list_arguments(plan, columns, addresses, scalars) for plan in listed.plans]
+
+    def _addresses(self, column: Sequence[Any] | None) -> Words | None:
+        if column is None or not isinstance(column[0], torch.Tensor) or column[0].device != self.first.device:
+            return None
+        return gather_addresses(column)
+
+    def _result(self, item: int, tensors: list[torch.Tensor]) -> Any:
+        result = self.listed.results[item]
+        if isinstance(result, TensorResult):
+            return tensors[result.output]
+        return map_structure(lambda leaf: tensors[leaf.output] if isinstance(leaf, TensorResult) else leaf, result)
+
+    def _check_apart(self, addresses: Sequence[Words | None]) -> None:
+        """No byte of an output is another item's; looked at again whenever an address is another."""
+        assert self.outs is not None
+        num_inputs, aliased = len(self.columns), set(self.aliases)
+        looked_at = [c for c, found in enumerate(addresses) if found is not None and (c >= num_inputs or c not in aliased)]
+        starts: Words = np.concatenate([addresses[c] for c in looked_at])
+        if np.array_equal(starts, self.listed.apart_at):
+            return
+        columns = [column or () for column in (*self.columns, *self.outs)]
+        if not len(self.listed.spans):
+            self.listed.spans = np.concatenate([_spans(columns[c]) for c in looked_at])
+        spans = self.listed.spans
+        written = np.repeat([c >= num_inputs for c in looked_at], [len(columns[c]) for c in looked_at])
+        held = spans > 0
+        if meeting_pairs(starts[held], (starts + spans)[held], written[held]):  # some meet: is it in place, or between the strides?
+            values = [*self.lists.values, *self.outs]
+            entries = [
+                (item if is_list(values[c]) or self.lists.length == 1 else -1, "out=" if c >= num_inputs else f"argument {c}", tensor)
+                for c in looked_at
+                for item, tensor in enumerate(columns[c])
+            ]
+            check_apart(itertools.compress(entries, written), itertools.compress(entries, ~written))
+        self.listed.apart_at = starts
+
+
+def _spans(tensors: Sequence[torch.Tensor]) -> Words:
+    """Bytes from each tensor's first to behind its last; 0 where it has none."""
+    spans = []
+    for tensor in tensors:
+        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        spans.append((last + 1) * tensor.element_size() if tensor.numel() else 0)
+    return np.array(spans, np.int64)
+
+
+def _empty(output: Output, device: torch.device) -> torch.Tensor:
+    return torch.empty_strided(output.layout.shape, output.layout.strides, dtype=output.dtype, device=device)
+
+
+# ---- signatures
+
+
+def find_listed(f: FusedFunction, lists: Lists, first: Any) -> ListedCall | None:
+    """The planned call; ``None`` where items have to be called one by one: gradients, views of arguments returned, unusual arguments."""
+    device, values = first.device, lists.values
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in first.tensors):
+        return None
+    trace_key, traced = f._trace(first)
+    outs = _out_columns(traced.result, lists.out)
+    if (outs is None) != (lists.out is None):
+        return None
+    columns = [value if is_list(value) else [value] if isinstance(value, torch.Tensor) else None for value in values]
+    tensors = [c for c, column in enumerate(columns) if column is not None and isinstance(column[0], torch.Tensor)]
+    listed_tensors = [c for c in tensors if is_list(values[c])]
+    aliases = tuple(next((c for c in listed_tensors if all(map(operator.is_, targets, values[c]))), None) for targets in outs or ())
+    others = tuple(read_column(value, device) for c, value in enumerate(values) if is_list(value) and c not in listed_tensors)
+    if None in others:
+        return None
+    layouts = tuple((tuple(tensor.shape), tensor.stride()) for tensor in first.tensors)
+    same = _same_items(columns, tensors, lists.length)
+    known = (trace_key, torch.is_grad_enabled(), lists.length, others, layouts, aliases, same)
+    read = [values[c] for c in listed_tensors]
+    read += [targets for targets, alias in zip(outs or (), aliases, strict=True) if alias is None]
+    like, listed = f._alike.get(known, (None, None))
+    if listed is None or like is None or not like(read):
+        keys = tuple(read_column(items, device) for items in read)
+        if any(key is None for key in keys) or any(key and key.kind != "tensors" for key in keys[len(listed_tensors) :]):
+            return None
+        listed = f._listed.get((known, keys))
+        if listed is None:
+            listed = _plan_listed(f, lists, first, traced, columns, outs)
+            if listed.plans and device.type == "cuda":
+                listed.kernels = prepare_lists(listed.plans, device.index)
+            f._keep(f._listed, (known, keys), listed)
+        f._keep(f._alike, known, (tensors_like(read), listed))
+    return None if listed.plans is None else ListedCall(f, lists, first, listed, columns, outs, aliases)
+
+
+def _out_columns(result: Any, out: Any) -> list[Sequence[torch.Tensor]] | None:
+    """``out=`` by output, where an item is one tensor or a flat tuple or list of them; ``None`` for anything else."""
+    if out is None:
+        return None
+    if isinstance(result, TensorResult):
+        return [out] if result.output == 0 else None
+    if type(result) not in (tuple, list) or [leaf for leaf in result if not isinstance(leaf, TensorResult)]:
+        return None
+    if [leaf.output for leaf in result] != list(range(len(result))) or not set(map(type, out)) <= {tuple, list}:
+        return None
+    return list(zip(*out, strict=True)) if set(map(len, out)) == {len(result)} else None
+
+
+def _same_items(columns: Sequence[Any], tensors: Sequence[int], length: int) -> tuple[Any, ...]:
+    """Which arguments are one and the same tensor, for each item: a call takes such for one operand."""
+    found = []
+    for a, b in itertools.combinations(tensors, 2):
+        mine, other = (columns[c] if len(columns[c]) == length else [columns[c][0]] * length for c in (a, b))
+        if any(map(operator.is_, mine, other)):
+            found.append((a, b, tuple(map(operator.is_, mine, other))))
+    return tuple(found)
+
+
+def _plan_listed(
+    f: FusedFunction, lists: Lists, first: Any, template: Traced, columns: Sequence[Any], outs: list[Sequence[torch.Tensor]] | None
+) -> Listed:
+    """The launches for lists of one signature."""
+    members: list[Member | None] = []
+    outputs: list[tuple[Output, ...]] = []
+    results: list[Any] = []
+    known: dict[Any, Member | None] = {}
+
+    def plan_item(item: int, call: Any, key: Any, traced: Traced) -> bool:
+        """Note one item; ``False`` where no list of this signature can be planned."""
+        places = [_column_of(tensor, lists.values, item) for tensor in call.tensors]
+        if any(place is None for place in places) or (outs is not None and traced.result != template.result):
+            return False
+        layouts, nodes = f._layouts(call, traced), traced.expr.outputs
+        if outs is None:
+            own = tuple(new_output(traced.expr, layouts, node) for node in nodes)
+        else:
+            targets = [column[item] for column in outs]
+            f._check_outputs(call, traced, layouts, targets)
+            own = tuple(
+                Output(node, target.dtype, NodeLayout(tuple(target.shape), target.stride()), 0)
+                for node, target in zip(nodes, targets, strict=True)
+            )
+        known_key = (key, tuple((t.dtype, tuple(t.shape), t.stride(), t.device) for t in call.tensors), tuple(places), own)
+        if outs is None and not _is_new(traced):
+            known[known_key] = None
+        elif known_key not in known:
+            known[known_key] = plan_member(
+                traced.expr,
+                layouts,
+                call.tensors,
+                [place for place in places if place is not None],
+                own,
+                range(len(columns), len(columns) + len(nodes)),
+                call.device,
+                numerics=f._options.numerics,
+                fast_math=f._options.fast_math,
+                is_written=outs is not None,
+            )
+        members.append(known[known_key])
+        outputs.append(own)
+        results.append(traced.result)
+        return True
+
+    for item in range(lists.length):
+        with _naming(item):
+            call = f._bind(*lists.at(item))
+            if call.device != first.device or not f._run(call, functools.partial(plan_item, item, call)):
+                return Listed(None)
+    slots = _list_slots(f, lists, first)
+    own_slots = {slot for slot, _ in slots}
+    plans = plan_lists(members, lambda slot: slot not in own_slots)
+    others = tuple(item for item, member in enumerate(members) if member is None)
+    return Listed(plans, others, tuple(outputs), tuple(results), slots)
+
+
+def _is_new(traced: Traced) -> bool:
+    """Whether every tensor of the result is computed, and no number is: no argument or view of one comes back."""
+    leaves: list[Any] = []
+    map_structure(leaves.append, traced.result)
+    if any(isinstance(leaf, HostResult) or (isinstance(leaf, TensorResult) and leaf.argument is not None) for leaf in leaves):
+        return False
+    return not any(is_view_of_operand(traced.expr, node) for node in traced.expr.outputs)
+
+
+def _column_of(tensor: torch.Tensor, values: Sequence[Any], item: int) -> tuple[int, bool] | None:
+    """The argument that a tensor of an item came from, and whether it is one for all."""
+    for c, value in enumerate(values):
+        if (value[item] if is_list(value) else value) is tensor:
+            return c, not is_list(value)
+    return None
+
+
+def _list_slots(f: FusedFunction, lists: Lists, first: Any) -> tuple[tuple[int, int], ...]:
+    """(slot, argument) of the runtime scalars that are lists of numbers."""
+    marks = [_Mark(c, is_list(value)) for c, value in enumerate(lists.values)]
+    args, kwargs = f._arrange(tuple(marks[: len(lists.args)]), dict(zip(lists.kwargs, marks[len(lists.args) :], strict=True)))
+    slots, slot = [], 0
+    for given, mark in zip((*first.spec[0], *first.spec[1].values()), (*args, *kwargs.values()), strict=True):
+        numbers: list[Any] = []
+        map_structure(lambda leaf, numbers=numbers: numbers.append(leaf) if isinstance(leaf, NumberArg) else None, given)
+        if numbers and isinstance(mark, _Mark) and mark.is_list:
+            slots.append((slot, mark.column))
+        slot += len(numbers)
+    return tuple(slots)
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """Stands for argument ``column`` of a call."""
+
+    column: int
+    is_list: bool

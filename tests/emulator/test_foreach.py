@@ -1,0 +1,270 @@
+"""The foreach kernels' own text and table, run on the CPU: list lengths, member lengths, alignments, numbers, in place, bit for bit."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import wideload as wl
+from tests.emulator.emulated import run_lists_emulated
+from tests.emulator.emulator import EmulatorError, Memory, Pointer, Struct, build
+from wideload.emit.kernel import emit_kernel
+from wideload.foreach import ListedCall, find_listed
+from wideload.lists import split_lists
+
+bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+i8, i32, i64, u8 = torch.int8, torch.int32, torch.int64, torch.uint8
+
+axpy = wl.fuse(lambda x, y: x * 2 + y, name="axpy")
+plus_one = wl.fuse(lambda x: x + 1, name="plus_one")
+scaled = wl.fuse(lambda x, a, b: x * a + b, name="scaled")
+
+
+def adam(p: Any, g: Any, m: Any, v: Any, lr: Any, step: Any) -> Any:
+    m = m + (g - m) * 0.125
+    v = v * 0.5 + g * g * 0.5
+    return p - lr * m / (v + step), m, v
+
+
+step_of_adam = wl.fuse(adam, name="step_of_adam")
+
+
+def find(f: wl.FusedFunction, *args: Any, out: Any = None) -> ListedCall:
+    lists = split_lists(f.__name__, f._parameters(), args, {}, out)
+    call = find_listed(f, lists, f._bind(*lists.at(0)))
+    assert call is not None
+    return call
+
+
+def ramp(n: int, dtype: torch.dtype, start: int = 0, offset: int = 0) -> torch.Tensor:
+    """Small integers at a storage offset, with no element after the last."""
+    store = torch.empty(offset + n, dtype=dtype)
+    store[offset:] = ((torch.arange(n) + start) % 13).to(dtype)
+    return store[offset:]
+
+
+def assert_same(got: Any, want: Any, note: object = "") -> None:
+    assert len(got) == len(want)
+    for position, (g, w) in enumerate(zip(got, want, strict=True)):
+        assert (g.dtype, g.shape, g.stride()) == (w.dtype, w.shape, w.stride()), (note, position)
+        assert torch.equal(g, w), (note, position)
+
+
+SIZES = [*range(10), 15, 16, 17, 31, 33, 1023, 1024, 1025, 2047, 2048, 2049, 4095, 4096, 4097, 8192, 8193, 10_000]
+
+
+@pytest.mark.parametrize("dtype", [u8, bf16, f32, f64], ids=str)
+def test_every_length_and_alignment_in_one_list(dtype: torch.dtype) -> None:
+    offsets = [(0, 0, 0), (1, 1, 1), (0, 1, 0), (0, 0, 3), (5, 2, 7), (8, 8, 4)]
+    cases = list(itertools.product(SIZES, offsets))
+    xs = [ramp(n, dtype, i, x) for i, (n, (x, _, _)) in enumerate(cases)]
+    ys = [ramp(n, dtype, 3 * i, y) for i, (n, (_, y, _)) in enumerate(cases)]
+    outs = [torch.full((o + n + 3,), 99, dtype=dtype)[o : o + n] for n, (_, _, o) in cases]
+    want = [x * 2 + y for x, y in zip(xs, ys, strict=True)]
+    got, launches = run_lists_emulated(axpy, xs, ys, out=outs)
+    assert got is outs
+    assert launches == 1
+    assert_same(outs, want)
+    got, _ = run_lists_emulated(axpy, xs, ys)
+    assert_same(got, want)
+
+
+@pytest.mark.parametrize("count", [1, 2, 126, 127, 128, 129, 500, 700])
+def test_lists_of_any_length_in_as_few_launches_as_their_table_allows(count: int) -> None:
+    ps, gs, ms, vs = ([ramp(i % 7, f32, start + i) for i in range(count)] for start in (0, 2, 5, 7))
+    want = [adam(*item, 0.5, 1.0) for item in zip(ps, gs, ms, vs, strict=True)]
+    got, launches = run_lists_emulated(step_of_adam, ps, gs, ms, vs, 0.5, 1.0)
+    for mine, theirs in zip(got, want, strict=True):
+        assert type(mine) is tuple
+        assert_same(mine, theirs)
+    num_not_empty = sum(i % 7 > 0 for i in range(count))
+    assert launches == -(-num_not_empty // 511)  # eight words a tensor in 32,764 bytes, less a pointer and two shared numbers
+
+
+def test_empty_tensors_anywhere() -> None:
+    for sizes in ((2, 1, 0, 3, 0, 0), (0, 0, 5), (0, 1029, 0, 1), (0,), (0, 0)):
+        xs = [torch.zeros(n) for n in sizes]
+        _, launches = run_lists_emulated(plus_one, xs, out=xs)
+        assert_same(xs, [torch.ones(n) for n in sizes], sizes)
+        assert launches == any(sizes)
+
+
+def test_one_launch_a_dtype_signature_and_each_item_promoted_by_itself() -> None:
+    dtypes = [f32, bf16, i64, f32, u8, bf16, torch.bool, i32]
+    xs = [ramp(100 + i, dtype) for i, dtype in enumerate(dtypes)]
+    got, launches = run_lists_emulated(plus_one, xs)
+    assert_same(got, [x + 1 for x in xs])
+    assert launches == 6
+    got, _ = run_lists_emulated(wl.fuse(lambda x: x + 2.5, name="half_more"), xs)
+    assert_same(got, [x + 2.5 for x in xs])
+    outs = [torch.zeros(len(x), dtype=dtype) for x, dtype in zip(xs, [f64, f32, f32, bf16, i64, f16, i32, i32], strict=True)]
+    run_lists_emulated(plus_one, xs, out=outs)
+    assert_same(outs, [(x + 1).to(out.dtype) for x, out in zip(xs, outs, strict=True)])
+
+
+def test_shapes_ranks_and_formats_that_are_one_run_share_a_launch() -> None:
+    shapes = [(5,), (), (3, 7), (1,), (1, 1), (4, 1, 3), (16, 16)]
+    xs = [ramp(torch.Size(shape).numel(), f32, i).view(shape) for i, shape in enumerate(shapes)]
+    xs.append(ramp(2 * 3 * 4 * 5, f32).view(2, 3, 4, 5).contiguous(memory_format=torch.channels_last))
+    xs.append(ramp(35, f32).view(7, 5).t())
+    ys = [x.flip(0) * 2 if x.ndim == 1 else x.clone() for x in xs]
+    got, launches = run_lists_emulated(axpy, xs, ys)
+    assert_same(got, [x * 2 + y for x, y in zip(xs, ys, strict=True)])
+    assert launches == 1
+    got, launches = run_lists_emulated(scaled, xs, torch.tensor(3.0), 2)
+    assert_same(got, [x * 3 + 2 for x in xs])
+    assert launches == 1
+
+
+def test_items_that_are_no_run_take_kernels_of_their_own() -> None:
+    xs = [ramp(100, f32), ramp(120, f32).view(10, 12)[:, ::2], ramp(35, f32).view(7, 5), torch.ones(4, 1).expand(4, 6)]
+    ys = [ramp(100, f32, 3), ramp(6, f32), ramp(35, f32, 2).view(5, 7).t(), ramp(24, f32).view(4, 6)]
+    want = [x * 2 + y for x, y in zip(xs, ys, strict=True)]
+    call = find(axpy, xs, ys)
+    assert call.listed.others == (1, 2, 3)
+    got, launches = run_lists_emulated(axpy, xs, ys)
+    assert_same(got, want)
+    assert launches == 1
+    outs = [torch.zeros_like(w) for w in want]
+    run_lists_emulated(axpy, xs, ys, out=outs)
+    assert_same(outs, want)
+
+
+def test_in_place_also_through_another_view_of_the_same_memory() -> None:
+    for offset in (0, 1):
+        xs, ys = [ramp(n, f32, 0, offset) for n in (3000, 5, 1)], [ramp(n, f32, 4) for n in (3000, 5, 1)]
+        want = [x * 2 + y for x, y in zip(xs, ys, strict=True)]
+        run_lists_emulated(axpy, xs, ys, out=xs if not offset else [x.view(-1) for x in xs])
+        assert_same(xs, want)
+
+
+def test_arguments_named_as_the_kernel_names_its_own() -> None:
+    def f(chunk: Any, chunks: Any, lists: Any, slot: Any, is_aligned: Any, phase_of: Any, n: Any) -> Any:
+        return chunk + chunks * lists + slot * is_aligned - phase_of * n
+
+    columns = [[ramp(size, f32, start) for size in (5, 2100)] for start in range(3)]
+    got, _ = run_lists_emulated(wl.fuse(f, name="lists"), *columns, 2.0, 3.0, 4.0, [5.0, 6.0])
+    assert_same(got, [f(*item, 2.0, 3.0, 4.0, n) for *item, n in zip(*columns, (5.0, 6.0), strict=True)])
+
+
+def test_several_results_in_place() -> None:
+    ps, gs, ms, vs = ([ramp(n, f32, start) for n in (2050, 0, 7, 1, 4096)] for start in (0, 2, 5, 7))
+    want = [adam(*item, 0.5, 1.0) for item in zip(ps, gs, ms, vs, strict=True)]
+    run_lists_emulated(step_of_adam, ps, gs, ms, vs, 0.5, torch.tensor(1.0), out=list(zip(ps, ms, vs, strict=True)))
+    for got, item in zip(zip(ps, ms, vs, strict=True), want, strict=True):
+        assert_same(got, item)
+
+
+def test_numbers_for_all_or_one_an_item() -> None:
+    xs = [ramp(n, f32, n) for n in (5, 2100, 1, 33)]
+    a, b = [2.0, 3.0, 0.5, -1.0], [1, 2, 3, 2**40]
+    forms: list[tuple[Any, Any]] = [(2.0, 3), (a, 3), (2.0, b), (a, b), (tuple(a), b)]
+    for first, second in forms:
+        firsts, seconds = (list(s) if isinstance(s, (list, tuple)) else [s] * 4 for s in (first, second))
+        got, launches = run_lists_emulated(scaled, xs, first, second)
+        assert_same(got, [x * s + t for x, s, t in zip(xs, firsts, seconds, strict=True)])
+        assert launches == 1
+    arithmetic = wl.fuse(lambda x, lr, beta, t: x * (lr * (1 - beta**t)), name="arithmetic")
+    got, launches = run_lists_emulated(arithmetic, xs, 0.5, 0.5, [1, 2, 3, 4])
+    assert_same(got, [x * (0.5 * (1 - 0.5**t)) for x, t in zip(xs, (1, 2, 3, 4), strict=True)])
+    assert launches == 1
+    mixed, launches = run_lists_emulated(plus := wl.fuse(lambda x, s: x + s, name="plus"), [ramp(4, i32)] * 2, [1, 1.5])
+    assert_same(mixed, [ramp(4, i32) + 1, ramp(4, i32) + 1.5])
+    assert launches == 2
+    assert plus._listed
+
+
+def test_numbers_on_the_device() -> None:
+    xs = [ramp(n, f32, n) for n in (5, 2100, 1, 33)]
+    scales = [torch.tensor(float(k)) for k in (2, 3, 4, 5)]
+    for first, firsts in ((scales[1], [scales[1]] * 4), (scales, scales)):
+        got, launches = run_lists_emulated(scaled, xs, first, 1.0)
+        assert_same(got, [x * s + 1 for x, s in zip(xs, firsts, strict=True)])
+        assert launches == 1
+
+
+def test_one_tensor_in_two_places() -> None:
+    """An item whose arguments are one tensor is another call than one of two tensors; which items are so is part of the signature."""
+    xs, ys = [ramp(40, f32, i) for i in range(3)], [ramp(40, f32, 7 * i + 1) for i in range(3)]
+    for seconds in ([ys[0], xs[1], ys[2]], ys, [xs[0], ys[1], ys[2]], xs, ys):
+        got, _ = run_lists_emulated(axpy, xs, seconds)
+        assert_same(got, [x * 2 + y for x, y in zip(xs, seconds, strict=True)])
+    got, _ = run_lists_emulated(axpy, xs, xs[0])
+    assert_same(got, [x * 2 + xs[0] for x in xs])
+
+
+def test_views_inside_the_function() -> None:
+    halves = wl.fuse(lambda x: (lambda a, b: a * b)(*x.chunk(2)), name="halves")
+    xs = [ramp(2 * n, f32, n) for n in (5, 1024, 1)]
+    got, launches = run_lists_emulated(halves, xs)
+    assert_same(got, [x[: len(x) // 2] * x[len(x) // 2 :] for x in xs])
+    assert launches == 1
+    joined = wl.fuse(lambda x: torch.cat((x + 1, x * 2)), name="joined")
+    got, _ = run_lists_emulated(joined, xs)
+    assert_same(got, [torch.cat((x + 1, x * 2)) for x in xs])
+
+
+def test_structures_of_results() -> None:
+    named = wl.fuse(lambda x: {"more": x + 1, "less": [x - 1, None]}, name="named")
+    xs = [ramp(5, f32), ramp(2100, f32)]
+    got, launches = run_lists_emulated(named, xs)
+    for item, x in zip(got, xs, strict=True):
+        assert item["less"][1] is None
+        assert_same([item["more"], item["less"][0]], [x + 1, x - 1])
+    assert launches == 1
+
+
+def test_a_signature_is_planned_once_and_every_change_of_it_is_seen() -> None:
+    f = wl.fuse(lambda x, y: x * 2 + y, name="axpy")
+    xs, ys = [ramp(6, f32), ramp(4, f32)], [ramp(6, f32), ramp(4, f32)]
+    first = find(f, xs, ys).listed
+    assert find(f, [x.clone() for x in xs], ys).listed is first
+    others = [
+        [ramp(6, f32), ramp(1, f32)],
+        [ramp(6, f32), ramp(8, f32)[::2]],
+        [ramp(6, f32), ramp(4, bf16)],
+        [xs[0], xs[1]],
+    ]
+    for other in others:
+        assert find(f, xs, other).listed is not first
+    assert find(f, xs, ys).listed is first
+    assert find(f, xs, ys, out=[torch.empty(6), torch.empty(4)]).listed is not first
+    assert find(f, xs, ys).listed is first
+
+
+def test_beyond_2_to_the_31_elements() -> None:
+    """A tensor of 2^32 + 5 elements, of which only the last chunk's memory is there."""
+    xs = [torch.zeros(8192, dtype=u8)]
+    (plan,) = find(plus_one, xs).listed.plans or ()
+    n, chunk = 2**32 + 5, 2**32 // (plan.variant.threads * plan.variant.elements)
+    x, out = Memory(np.arange(5, dtype=np.uint8)), Memory(np.zeros(5, np.uint8))
+    table = plan.variant.table
+    assert table is not None
+    words: list[Any] = [0] * len(plan.template)
+    words[0], words[table.capacity], words[2 * table.capacity] = Pointer(x, -(2**32)), Pointer(out, -(2**32)), n
+    chunks = Memory(np.array([0, chunk], np.int32).view(np.uint8))
+    program = build(emit_kernel(plan.program, plan.variant))
+    program.run(plan.name, (1, 1, 1), (plan.variant.threads, 1, 1), [Struct(words), Pointer(chunks)])
+    assert out.data.tolist() == [1, 2, 3, 4, 5]
+
+
+def test_a_planted_fault_is_seen() -> None:
+    """A table that says one element more than a tensor has is caught, and so is a map that leaves a chunk out."""
+    xs = [ramp(6, f32), ramp(3000, f32)]
+    call = find(plus_one, xs)
+    (plan,) = call.listed.plans or ()
+    table = plan.variant.table
+    assert table is not None
+    plan.template[2 * table.capacity + 1] += 1
+    with pytest.raises(EmulatorError, match="behind the end"):
+        run_lists_emulated(plus_one, xs)
+    plan.template[2 * table.capacity + 1] -= 1
+    object.__setattr__(plan, "sizes", (6, 2000))
+    got, _ = run_lists_emulated(plus_one, xs)
+    assert not torch.equal(got[1], xs[1] + 1)
+    plus_one._listed.clear()
+    plus_one._alike.clear()

@@ -1,0 +1,159 @@
+"""Lists of tensors, item by item what the function gives: on the CPU, with gradients, and what is refused before anything is written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import wideload as wl
+from wideload import foreach as foreach_module
+from wideload.foreach import find_listed
+from wideload.lists import split_lists
+
+f32, i8 = torch.float32, torch.int8
+
+plus_one = wl.fuse(lambda x: x + 1, name="plus_one")
+both = wl.fuse(lambda x, y: (x + y, x * y), name="both")
+
+
+def test_each_item_is_what_the_function_gives() -> None:
+    xs = [torch.ones(3), torch.ones(2, 4, dtype=i8)[:, ::2], torch.ones(())]
+    ys = (torch.ones(2, 1), torch.tensor([1.5, 2.0]), torch.tensor(True))
+    got = both.foreach(xs, ys)
+    assert type(got) is list
+    for item, x, y in zip(got, xs, ys, strict=True):
+        for result, want in zip(item, (x + y, x * y), strict=True):
+            assert (result.dtype, result.stride()) == (want.dtype, want.stride())
+            assert torch.equal(result, want)
+
+
+def test_out_is_filled_and_returned() -> None:
+    xs, ys = [torch.ones(3), torch.ones(2)], [torch.full((3,), 2.0), torch.full((2,), 3.0)]
+    outs = [(torch.empty(3), torch.empty(3)), (torch.empty(2), torch.empty(2))]
+    assert both.foreach(xs, ys, out=outs) is outs
+    assert [t.tolist() for item in outs for t in item] == [[3.0] * 3, [2.0] * 3, [4.0] * 2, [3.0] * 2]
+    assert plus_one.foreach(xs, out=xs) is xs
+    assert xs[1].tolist() == [2.0, 2.0]
+
+
+def test_no_items() -> None:
+    outs: list[torch.Tensor] = []
+    assert plus_one.foreach([]) == []
+    assert plus_one.foreach((), out=outs) is outs
+
+
+def test_gradients_flow_through_every_item() -> None:
+    square = wl.fuse(lambda x, s: x * x * s)
+    xs = [torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor(3.0, requires_grad=True)]
+    sum(y.sum() for y in square.foreach(xs, [2.0, 5.0])).backward()  # type: ignore[union-attr]
+    assert [x.grad.tolist() for x in xs if x.grad is not None] == [[4.0, 8.0], 30.0]
+
+
+def test_inside_another_fused_function_it_is_the_plain_function() -> None:
+    outer = wl.fuse(lambda x, y: sum(plus_one.foreach([x, y])))
+    assert torch.equal(outer(torch.ones(3), torch.zeros(3)), torch.full((3,), 3.0))
+
+
+def test_meta_tensors_give_meta_tensors() -> None:
+    (got,) = plus_one.foreach([torch.empty(3, 4, device="meta", dtype=i8)])
+    assert (got.device.type, got.shape, got.dtype) == ("meta", (3, 4), i8)
+
+
+def test_errors_say_which_item_and_write_nothing() -> None:
+    xs, two = [torch.zeros(3), torch.zeros(2)], [torch.zeros(3), torch.zeros(3)]
+    clamp = wl.fuse(lambda x, n: x.clamp(max=n))
+    small = [torch.zeros(3, dtype=i8), torch.zeros(3, dtype=i8)]
+    cases: list[tuple[type[Exception], str, Any]] = [
+        (wl.LayoutError, "item 1 of the lists: out= has shape", lambda: plus_one.foreach(xs, out=[xs[0], torch.zeros(5)])),
+        (wl.LayoutError, "item 1 of the lists", lambda: both.foreach(xs, two, out=[tuple(two), (xs[1], xs[1])])),
+        (wl.LayoutError, "item 1 of the lists: out= of plus_one has the structure", lambda: plus_one.foreach(xs, out=[xs[0], (xs[1],)])),
+        (wl.DtypeError, "item 1 of the lists", lambda: plus_one.foreach(xs, out=[xs[0], torch.zeros(2, dtype=torch.int32)])),
+        (wl.OverlapError, r"out=\[0\] and out=\[1\]", lambda: plus_one.foreach([xs[0], xs[0]], out=[xs[0], xs[0]])),
+        (wl.OverlapError, "share memory", lambda: plus_one.foreach(two, out=two[::-1])),
+        (wl.TraceError, "item 1 of the lists", lambda: plus_one.foreach([xs[0], object()], out=xs)),
+        (RuntimeError, "without overflow", lambda: clamp.foreach(small, [5, 300], out=small)),  # torch's own, by the reference
+        (wl.LayoutError, "no list", lambda: plus_one.foreach(xs[0])),
+    ]
+    for error, message, call in cases:
+        with pytest.raises(error, match=message):
+            call()
+        assert not any(t.any() for t in (*xs, *two, *small)), message
+    grads = [torch.zeros(3, requires_grad=True)]
+    with pytest.raises(wl.GradError, match="item 0 of the lists"):
+        plus_one.foreach(grads, out=[torch.zeros(3)])
+    with pytest.raises(wl.DeviceError, match="item 1"):
+        both.foreach(xs, [xs[0], torch.zeros(2, device="meta")])
+
+
+# ---- the call of lists on one device, with a recorder in the place of the driver
+
+
+def find(f: wl.FusedFunction, *args: Any, out: Any = None) -> Any:
+    lists = split_lists(f.__name__, f._parameters(), args, {}, out)
+    return find_listed(f, lists, f._bind(*lists.at(0)))
+
+
+def test_what_needs_a_call_an_item_is_left_to_it() -> None:
+    xs = [torch.ones(3), torch.ones(2)]
+    assert find(plus_one, xs) is not None
+    assert find(plus_one, [x.requires_grad_() for x in map(torch.clone, xs)]) is None
+    with torch.no_grad():
+        assert find(plus_one, [x.requires_grad_() for x in map(torch.clone, xs)]) is not None
+    later = [xs[0], xs[1].clone().requires_grad_()]
+    with torch.no_grad():
+        assert find(plus_one, later) is not None
+    assert find(plus_one, later) is None
+    assert find(wl.fuse(lambda x, p: x * p[0]), xs, [(1.0, 2), (3.0, 4)]) is None
+    assert find(wl.fuse(lambda x, p: x * p["s"]), xs, {"s": torch.tensor(2.0)}) is None
+    assert find(wl.fuse(lambda x: {"y": x + 1}), xs, out=[{"y": x} for x in xs]) is None
+    assert find(wl.fuse(lambda x: (x, x + 1)), xs).listed.others == (0, 1)
+    assert find(wl.fuse(lambda x, n: (x + 1, n * 2)), xs, 3).listed.others == (0, 1)
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tables each call launched."""
+    counts: list[int] = []
+    monkeypatch.setattr(foreach_module, "run_lists", lambda kernels, device, tables: counts.append(len(tables)))
+    return counts
+
+
+def test_results_outputs_and_versions(launched: list[int]) -> None:
+    xs, ys = [torch.ones(3), torch.ones(2, 2)], [torch.ones(3), torch.ones(2, 2)]
+    got = find(both, xs, ys).run()
+    assert [tuple(t.shape for t in item) for item in got] == [((3,), (3,)), ((2, 2), (2, 2))]
+    outs = list(zip(xs, ys, strict=True))
+    versions = [t._version for item in outs for t in item]
+    assert find(both, xs, ys, out=outs).run() is outs
+    assert [t._version for item in outs for t in item] == [version + 1 for version in versions]
+    assert launched == [1, 1]
+
+
+def test_nothing_is_launched_where_a_later_item_is_refused(launched: list[int]) -> None:
+    clamp = wl.fuse(lambda x, n: x.clamp(max=n))
+    small = [torch.zeros(3, dtype=i8), torch.zeros(8, dtype=i8), torch.zeros(8, dtype=i8)[::2]]
+    for numbers in ([5, 300, 5], [5, 5, 300]):
+        with pytest.raises((wl.WideloadError, RuntimeError)):  # of a kernel's table, or by the reference
+            find(clamp, small, numbers, out=small).run()
+    assert not launched
+    assert not any(x.any() for x in small)
+
+
+def test_memory_is_looked_at_again_when_addresses_change(launched: list[int]) -> None:
+    whole = torch.zeros(16)
+    for first, second, is_refused in ((0, 4, False), (0, 3, True), (8, 4, False), (4, 4, True), (4, 0, False)):
+        outs = [whole[first:][:4], whole[second:][:4]]
+        call = find(plus_one, [torch.ones(4), torch.ones(4)], out=outs)
+        if is_refused:
+            with pytest.raises(wl.OverlapError, match=r"out=\[\d\] and out=\[\d\]"):
+                call.run()
+        else:
+            call.run()
+    swapped = [torch.zeros(4), torch.zeros(4)]
+    with pytest.raises(wl.OverlapError):
+        find(plus_one, swapped, out=swapped[::-1]).run()
+    halves = [whole[:4], whole[4:8]]
+    find(plus_one, halves, out=[h.view(4) for h in halves]).run()
+    assert len(launched) == 4
