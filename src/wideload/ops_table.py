@@ -703,7 +703,7 @@ _op("real", "input", torch.real, number="{input}", complex="{input}.re", boolean
 _op("imag", "input", torch.imag, complex="{input}.im", types="own", is_alias=True)
 _CONJUGATE = "::conjugate({input})"
 _op("conj", "input", torch.conj, number="{input}", complex=_CONJUGATE, boolean="{input}", is_alias=True)
-_op("conj_physical", "input", torch.conj_physical, number="{input}", complex=_CONJUGATE, boolean="{input}")
+_op("conj_physical", "input", torch.conj_physical, number="{input}", complex=_CONJUGATE, boolean="{input}", is_alias=True)
 _op("resolve_conj resolve_neg", "input", torch.resolve_conj, complex="{input}", every="{input}", is_alias=True)
 _op(
     "angle",
