@@ -152,11 +152,15 @@ def kernel_arguments(
     """
     loads = zip(plan.sources, plan.variant.loads, strict=True)
     return [
-        *(value_of(tensors[tensor]) if access == "value" else pointer(tensors[tensor], offset) for (tensor, offset), access in loads),
+        *(
+            argument
+            for (tensor, offset), access in loads
+            for argument in (_numbers(tensors[tensor].item()) if access == "value" else (pointer(tensors[tensor], offset),))
+        ),
         *(pointer(outs[output], offset) for output, offset in plan.targets),
         *([] if plan.seed is None else [pointer(tensors[plan.seed], 0)]),
         *plan.sizes,
-        *(scalar_argument(parameter, scalars) for parameter in plan.program.scalars),
+        *(number for parameter in plan.program.scalars for number in _numbers(scalar_argument(parameter, scalars))),
     ]
 
 
@@ -182,13 +186,19 @@ def _address(tensor: torch.Tensor, offset_bytes: int) -> int:
     return tensor.data_ptr() + offset_bytes
 
 
+def _numbers(value: complex) -> tuple[int | float, ...]:
+    """What a number is passed as: a complex one as its parts, an int or a bool as the 64 bits of a ``long long``."""
+    if isinstance(value, complex):
+        return value.real, value.imag
+    return (value,) if isinstance(value, float) else ((int(value) + (1 << 63)) % (1 << 64) - (1 << 63),)
+
+
 def value_of(tensor: torch.Tensor) -> int | float:
-    """The number that a 0-dim tensor holds, as a kernel takes it."""
-    value = tensor.item()
-    return float(value) if tensor.dtype.is_floating_point else int(value)
+    """The real number that a 0-dim tensor holds, as a kernel takes it."""
+    return _numbers(tensor.item())[0]
 
 
-def scalar_argument(parameter: ScalarParameter, scalars: tuple[Any, ...]) -> int | float:
+def scalar_argument(parameter: ScalarParameter, scalars: tuple[Any, ...]) -> Any:
     """The runtime scalar's value for this call.
 
     Raises ``TraceError`` where it is no longer of the kind that was traced, ``DtypeError`` where torch refuses a number of this size.
@@ -200,4 +210,4 @@ def scalar_argument(parameter: ScalarParameter, scalars: tuple[Any, ...]) -> int
         if not check.low <= value <= check.high and value == value and abs(value) != math.inf:
             samples = (*check.samples[: check.position], (parameter.kind, repr(value)), *check.samples[check.position + 1 :])
             infer_dtype(check.op, samples, torch.get_default_dtype())
-    return value  # type: ignore[no-any-return]
+    return value

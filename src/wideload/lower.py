@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from wideload.dtypes import Kind, ScalarType, is_half, scalar_type
+from wideload.dtypes import Kind, ScalarType, is_rounded, is_storage, scalar_type
 from wideload.errors import DtypeError
 from wideload.expr import Apply, Cast, Const, Draw, Expr, HostValue, Load, Location, Node, Number, Numerics, Position
 from wideload.ops_table import Op
@@ -53,9 +53,12 @@ class RangeCheck:
     high: float
 
 
+_NUMBER_TYPES = {int: "long long", float: "double", complex: "complex<double>"}
+
+
 @dataclass(frozen=True)
 class ScalarParameter:
-    """A runtime scalar: passed as ``long long`` or ``double``, whatever its use, so that its value never recompiles."""
+    """A runtime scalar: passed as ``long long``, ``double`` or two of them, whatever its use, so that its value never recompiles."""
 
     value: HostValue
     kind: type
@@ -64,8 +67,8 @@ class ScalarParameter:
 
     @property
     def ctype(self) -> str:
-        """The C++ type of the kernel's parameter."""
-        return "long long" if self.kind is int else "double"
+        """The C++ type of its value; a complex one is passed as its two parts."""
+        return _NUMBER_TYPES[self.kind]
 
 
 @dataclass(frozen=True)
@@ -138,12 +141,15 @@ _RESERVED = frozenset(
 """C++'s and CUDA's own words, and the prelude's macros. Functions need no place here: the table's calls begin with ``::``."""
 _KERNELS_OWN = re.compile(
     r"n|i|k|m|d|e|first|lead|pad|phase|slot|column|line|across|along|turn|is_(full|inside|whole|aligned)|(column|line)0"
-    r"|(at|rest|size|slots|tiles|multiplier|shift)\d+|\w+_(v|r|at|data|value|span|tile|offset|stride\d+|element)|seed|__\w*"
-    r"|vec|f16|bf16|boolean|(load|store|fill|gather|round|repeat|tile|count|draw)_\w+|widen|narrow_to|convert|settled|pack|divide_u\d+"
-    r"|chunks?|lists|phase_of|r"
+    r"|(at|rest|size|slots|tiles|multiplier|shift)\d+|\w+_(v|r|at|re|im|data|value|span|tile|offset|stride\d+|element)|seed|__\w*"
+    r"|vec|f16|bf16|boolean|complex|e[458]m[023]\w*|(load|store|fill|gather|round|repeat|tile|count|draw)_\w+|widen|narrow_to|convert"
+    r"|settled|pack|divide_u\d+|chunks?|lists|phase_of|r"
 )
 """What the kernels of emit/ call their own variables, where a runtime scalar keeps its name, and the prelude's names that they use."""
 
+
+_NEVER_TOO_NARROW = frozenset({torch.bool, torch.int64, torch.float64, torch.complex128})
+"""Dtypes that take every runtime scalar, as far as its 64 bits go."""
 
 _FUNCTIONS_OF_FP64 = 3
 """NVRTC 13.5 takes some 12 ms for a function in fp64, 3.5 ms for one in fp32."""
@@ -181,6 +187,7 @@ class _Lowering:
         self._names = _Names()
         self._values: dict[int, str] = {}
         self._needed = _needed_nodes(expr, stores)
+        self._only_stored = _only_stored(expr, stores, self._needed)
         self._cheap = set() if self._eager else self._needed if fast_math else _half_nodes(expr, stores, self._needed)
 
     def run(self) -> Program:
@@ -195,10 +202,6 @@ class _Lowering:
                     parameters[node.operand] = Parameter(node.operand, self._names.take(node.name), row)
                 self._values[number] = parameters[node.operand].name
             elif isinstance(node, Number):
-                if node.kind is complex:
-                    raise DtypeError(
-                        f"{self._expr.name} takes a complex number, which CUDA kernels of wideload do not compute yet. Use a real number."
-                    )
                 scalars.append(
                     ScalarParameter(
                         node.value, node.kind, self._names.take(getattr(node.value, "name", "number")), self._range_checks(number)
@@ -216,7 +219,7 @@ class _Lowering:
         for number in self._needed_in_order((Apply, Cast)):
             node = nodes[number]
             assert isinstance(node, Apply | Cast)
-            text = self._apply(number, node) if isinstance(node, Apply) else self._cast(node)
+            text = self._apply(number, node) if isinstance(node, Apply) else self._cast(number, node)
             name = self._names.take(node.op.name if isinstance(node, Apply) else "cast")
             statements.append(Statement(name, scalar_type(node.dtype, "a result").compute, text, node.at))
             self._values[number] = name
@@ -238,17 +241,19 @@ class _Lowering:
         is_cheap = number in self._cheap and node.op.half is not None
         if is_cheap or not (node.op.heavy or any(node.op.ulp)):  # what has an error bound approximates something
             return 0
-        return _FUNCTIONS_OF_FP64 if node.dtype == torch.float64 else 1
+        return _FUNCTIONS_OF_FP64 if node.dtype in (torch.float64, torch.complex128) else 1
 
     def _range_checks(self, scalar: int) -> tuple[RangeCheck, ...]:
-        checks = []
+        checks: list[RangeCheck] = []
+        if getattr(self._expr.nodes[scalar], "kind", None) is complex:
+            return ()  # it enters as infinity, in torch too
         for number in self._needed_in_order((Apply,)):
             node = self._expr.nodes[number]
             assert isinstance(node, Apply)
             for position, (operand, to) in enumerate(zip(node.operands, operand_dtypes(self._expr.nodes, node), strict=True)):
-                if operand == scalar and to is not None and to not in (torch.bool, torch.int64, torch.float64):
+                if operand == scalar and to is not None and to not in _NEVER_TOO_NARROW:
                     samples = tuple(sample_of(self._expr.nodes[i]) for i in node.operands)
-                    limits = torch.finfo(to) if to.is_floating_point else torch.iinfo(to)
+                    limits = torch.finfo(to) if to.is_floating_point or to.is_complex else torch.iinfo(to)
                     checks.append(RangeCheck(node.op, samples, position, limits.min, limits.max))
         return tuple(checks)
 
@@ -266,8 +271,9 @@ class _Lowering:
         kind = max(kinds, key=lambda item: item[0])[1] if kinds else scalar_type(node.dtype, op.name).kind
         template = self._template(number, node, kind)
         if not self._eager:
-            return template.format(**texts)
-        rounding = f"round_{scalar_type(node.dtype, op.name).name}" if is_half(node.dtype) else ""
+            text = template.format(**texts)
+            return self._rounded(text, node.dtype) if is_storage(node.dtype) and number not in self._only_stored else text
+        rounding = f"round_{scalar_type(node.dtype, op.name).storage}" if is_rounded(node.dtype) else ""
         return self._rounded(template.format(**texts, round=rounding), node.dtype)
 
     def _template(self, number: int, node: Apply, kind: Kind) -> str:
@@ -285,25 +291,25 @@ class _Lowering:
     def _computes_in_fp32(self, node: Apply) -> bool:
         return scalar_type(node.dtype, node.op.name).compute == "float"
 
-    def _cast(self, node: Cast) -> str:
-        return self._rounded(self._converted(node.operand, node.dtype), node.dtype)
+    def _cast(self, number: int, node: Cast) -> str:
+        text = self._converted(node.operand, node.dtype)
+        return text if number in self._only_stored else self._rounded(text, node.dtype)
 
     def _rounded(self, text: str, dtype: torch.dtype) -> str:
-        return f"round_{scalar_type(dtype, 'a result').name}({text})" if is_half(dtype) else text
+        return f"round_{scalar_type(dtype, 'a result').storage}({text})" if is_rounded(dtype) else text
 
     def _converted(self, number: int, to: torch.dtype) -> str:
         """C++ for node ``number`` as a value of dtype ``to``; as TensorIterator does, eager mode rounds a tensor to the half it becomes."""
         node, target = self._expr.nodes[number], scalar_type(to, "a result")
         if isinstance(node, Const):
-            return _literal(node.value, target)
+            literal = _literal(node.value, target)
+            return self._rounded(literal, to) if is_storage(to) else literal
         text = self._values[number]
         if isinstance(node, Number):
-            source = "long long" if node.kind is int else "double"
-            return text if source == target.compute else f"convert<{target.compute}>({text})"
-        have = scalar_type(node.dtype, "an operand")
-        if have.compute != target.compute:
-            text = f"convert<{target.compute}>({text})"
-        return self._rounded(text, to) if self._eager and is_half(to) and node.dtype != to else text
+            text = _convert(text, _NUMBER_TYPES[node.kind], target)
+            return self._rounded(text, to) if is_storage(to) else text
+        text = _convert(text, scalar_type(node.dtype, "an operand").compute, target)
+        return self._rounded(text, to) if self._eager and is_rounded(to) and node.dtype != to else text
 
     def _result(self, position: int, store: Store) -> Result:
         name = self._names.take(f"out{position}" if len(self._stores) > 1 else "out")
@@ -313,9 +319,15 @@ class _Lowering:
         text = self._values[store.node]
         if store.dtype != node.dtype:  # out= of another dtype receives the rounded result, converted
             text = self._rounded(text, node.dtype)
-            if scalar_type(node.dtype, "a result").compute != target.compute:
-                text = f"convert<{target.compute}>({text})"
+            text = _convert(text, scalar_type(node.dtype, "a result").compute, target)
         return Result(name, text, target)
+
+
+def _convert(text: str, ctype: str, target: ScalarType) -> str:
+    """C++ for ``text``, of type ``ctype``, as a value of the compute type of ``target``; the real part of a complex one."""
+    if ctype.startswith("complex") and target.kind != "complex":
+        return f"({text} != {ctype}(0, 0))" if target.kind == "bool" else _convert(f"{text}.re", ctype[8:-1], target)
+    return text if ctype == target.compute else f"convert<{target.compute}>({text})"
 
 
 def _operands(node: Node) -> Iterable[int]:
@@ -332,26 +344,34 @@ def _needed_nodes(expr: Expr, stores: tuple[Store, ...]) -> set[int]:
     return needed
 
 
+def _only_stored(expr: Expr, stores: tuple[Store, ...], needed: set[int]) -> set[int]:
+    """Nodes that are stored in their own dtype and used nowhere else: the store rounds them."""
+    used = {operand for number in needed for operand in _operands(expr.nodes[number])}
+    converted = {store.node for store in stores if store.dtype != getattr(expr.nodes[store.node], "dtype", None)}
+    return {store.node for store in stores} - used - converted
+
+
 def _half_nodes(expr: Expr, stores: tuple[Store, ...], needed: set[int]) -> set[int]:
     """Nodes from which only fp16 and bf16 results flow: their value is rounded to a half before anything can tell the difference."""
-    wide: set[int] = {store.node for store in stores if not (is_half(store.dtype) or _is_half_node(expr.nodes[store.node]))}
+    wide: set[int] = {store.node for store in stores if not (is_rounded(store.dtype) or _is_rounded_node(expr.nodes[store.node]))}
     for number in sorted(needed, reverse=True):
         node = expr.nodes[number]
-        if isinstance(node, Cast) and is_half(node.dtype):
+        if isinstance(node, Cast) and is_rounded(node.dtype):
             continue
         if number in wide or not (isinstance(node, Load | Number | Const) or node.dtype.is_floating_point):
             wide.update(_operands(node))
     return needed - wide
 
 
-def _is_half_node(node: Node) -> bool:
-    return isinstance(node, Load | Apply | Cast) and is_half(node.dtype)
+def _is_rounded_node(node: Node) -> bool:
+    return isinstance(node, Load | Apply | Cast) and is_rounded(node.dtype)
 
 
-def _literal(value: complex, target: ScalarType) -> str:
+def _literal(value: Any, target: ScalarType) -> str:
     """C++ for a Python number as a value of the compute type of ``target``."""
-    if isinstance(value, complex):
-        raise DtypeError("a complex number appears in the function, which CUDA kernels of wideload do not compute yet. Use a real number.")
+    if target.kind == "complex":
+        parts = (value.real, value.imag) if isinstance(value, complex) else (value, 0)
+        return f"{target.compute}({', '.join(_float_literal(part, target.compute[8:-1]) for part in parts)})"
     if target.kind == "bool":
         return "true" if value != 0 else "false"
     if target.kind == "float":
@@ -362,6 +382,8 @@ def _literal(value: complex, target: ScalarType) -> str:
         whole -= 1 << bits
     if target.compute == "long long":
         return f"({whole + 1}ll - 1)" if whole == -(1 << 63) else f"{whole}ll"
+    if target.compute == "unsigned long long":
+        return f"{whole}ull"
     return f"({target.compute}){whole}" if target.compute != "int" else (f"({whole + 1} - 1)" if whole == -(1 << 31) else f"{whole}")
 
 

@@ -16,7 +16,20 @@ from wideload.errors import LayoutError
 from wideload.fused import FusedFunction, FuseOptions, fuse
 from wideload.trace import index
 
-__all__ = ["add", "bias_dropout_add", "bias_gelu", "bias_silu_mul", "causal_mask", "clip", "rope", "swiglu"]
+__all__ = [
+    "add",
+    "bias_dropout_add",
+    "bias_gelu",
+    "bias_silu_mul",
+    "causal_mask",
+    "clip",
+    "dequantize_fp8",
+    "dequantize_int8",
+    "quantize_fp8",
+    "quantize_int8",
+    "rope",
+    "swiglu",
+]
 
 
 @fuse
@@ -110,3 +123,33 @@ rope = _Rope(_rotated, FuseOptions())
 def clip(x: Tensor, lo: Any = None, hi: Any = None) -> Tensor:
     """``x`` limited to ``[lo, hi]``, numbers or tensors, either of them None; NaN stays NaN, and ``hi`` wins where ``lo > hi``."""
     return x.clamp(lo, hi)
+
+
+@fuse
+def quantize_fp8(x: Tensor, scale: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> Tensor:
+    """``x / scale`` in fp32, limited to what ``dtype`` can hold, in one rounding; NaN stays NaN, infinities become the largest value.
+
+    ``scale`` is one value, a row [n] or a column [m, 1]: anything that broadcasts to ``x``.
+    """
+    top = torch.finfo(dtype).max
+    return (x.float() / scale).clamp(-top, top).to(dtype)
+
+
+@fuse
+def dequantize_fp8(q: Tensor, scale: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """``q * scale`` in fp32, rounded once to ``dtype``; ``scale`` as in `quantize_fp8`."""
+    return (q.float() * scale).to(dtype)
+
+
+@fuse
+def quantize_int8(x: Tensor, scale: Tensor, zero_point: Any = None) -> Tensor:
+    """``x / scale`` in fp32, rounded to even, ``zero_point`` added, limited to -128 .. 127; ``scale`` and ``zero_point`` broadcast."""
+    q = (x.float() / scale).round()
+    return (q if zero_point is None else q + zero_point).clamp(-128, 127).to(torch.int8)
+
+
+@fuse
+def dequantize_int8(q: Tensor, scale: Tensor, dtype: torch.dtype = torch.bfloat16, zero_point: Any = None) -> Tensor:
+    """``(q - zero_point) * scale`` in fp32, rounded once to ``dtype``; as `quantize_int8` made ``q``."""
+    value = q.float()
+    return ((value if zero_point is None else value - zero_point) * scale).to(dtype)

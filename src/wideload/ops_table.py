@@ -109,6 +109,7 @@ def _row(
     function: Callable[..., Any],
     *,
     floating: str | None = None,
+    complex: str | None = None,
     signed: str | None = None,
     unsigned: str | None = None,
     boolean: str | None = None,
@@ -128,12 +129,13 @@ def _row(
 ) -> Op:
     """Add a row.
 
-    ``integer`` is the expression of signed and unsigned, ``number`` of float too, ``every`` of each kind that has none of its
-    own; ``eager`` is of kind float. ``types`` is ``result`` for all operands by default.
+    ``integer`` is the expression of signed and unsigned, ``number`` of float too, ``every`` of each kind but complex that has none
+    of its own; ``eager`` is of kind float. ``types`` is ``result`` for all operands by default.
     """
     whole = integer or number or every
     given: dict[Kind, str | None] = {
         "float": floating or number or every,
+        "complex": complex,
         "signed": signed or whole,
         "unsigned": unsigned or whole,
         "bool": boolean or every,
@@ -180,7 +182,7 @@ def _spells(names: str) -> Callable[[_S], _S]:
     def register(spelling: _S) -> _S:
         for name in names.split():
             owners = (torch.Tensor,) if name.startswith("__") else _NAMESPACES
-            functions = [getattr(owner, name) for owner in owners if hasattr(owner, name)]
+            functions = [getattr(owner, name) for owner in owners if callable(getattr(owner, name, None))]  # Tensor.real is none
             if not functions:
                 raise AttributeError(f"torch has no function {name}")
             SPELLINGS.update(dict.fromkeys(functions, spelling))
@@ -199,26 +201,49 @@ def _reflects(name: str, row: str) -> None:
 
 def _in_double(function: Callable[..., Any]) -> Callable[..., Any]:
     """``function`` of a tensor, computed in fp64 and rounded once: what torch's fp32 formula loses in the tails is kept."""
-    return lambda input: function(input.double()).to(input.dtype if input.is_floating_point() else torch.get_default_dtype())
+
+    def reference(input: Any) -> Any:
+        if input.is_complex():
+            return function(input)
+        return function(input.double()).to(input.dtype if input.is_floating_point() else torch.get_default_dtype())
+
+    return reference
 
 
 # ---- arithmetic
 
-_row("add", "input other", operator.add, floating="{input} + {other}", integer="::wrap_add({input}, {other})", boolean="{input} || {other}")
+_row(
+    "add",
+    "input other",
+    operator.add,
+    floating="{input} + {other}",
+    complex="{input} + {other}",
+    integer="::wrap_add({input}, {other})",
+    boolean="{input} || {other}",
+)
 _row(
     "add_alpha",
     "input other alpha",
     lambda input, other, alpha: torch.add(input, other, alpha=alpha),
     floating="::fma({alpha}, {other}, {input})",
+    complex="{input} + {alpha} * {other}",
     integer="::wrap_add({input}, ::wrap_mul({alpha}, {other}))",
     boolean="{input} || ({alpha} && {other})",
 )
-_row("sub", "input other", operator.sub, floating="{input} - {other}", integer="::wrap_sub({input}, {other})")
+_row(
+    "sub",
+    "input other",
+    operator.sub,
+    floating="{input} - {other}",
+    complex="{input} - {other}",
+    integer="::wrap_sub({input}, {other})",
+)
 _row(
     "sub_alpha",
     "input other alpha",
     lambda input, other, alpha: torch.sub(input, other, alpha=alpha),
     floating="::fma(-{alpha}, {other}, {input})",
+    complex="{input} - {alpha} * {other}",
     integer="::wrap_sub({input}, ::wrap_mul({alpha}, {other}))",
 )
 _op(
@@ -226,24 +251,42 @@ _op(
     "input other",
     operator.mul,
     floating="{input} * {other}",
+    complex="{input} * {other}",
     integer="::wrap_mul({input}, {other})",
     boolean="{input} && {other}",
 )
-_op("neg negative __neg__", "input", torch.neg, floating="-{input}", integer="::wrap_neg({input})")
-_op("positive __pos__", "input", torch.positive, number="{input}", is_alias=True)
-_op("abs absolute __abs__", "input", torch.abs, floating="::fabs({input})", signed="::wrap_abs({input})", unsigned="{input}")
-_op("square", "input", torch.square, floating="{input} * {input}", integer="::wrap_mul({input}, {input})")
-_op("reciprocal", "input", torch.reciprocal, floating="1 / {input}")
-_row("clone", "input", torch.clone, every="{input}", keeps_format=True)
-_op("contiguous", "input", torch.Tensor.contiguous, every="{input}", keeps_format=True, makes_contiguous=True)
+_op("neg negative __neg__", "input", torch.neg, floating="-{input}", complex="-{input}", integer="::wrap_neg({input})")
+_op("positive __pos__", "input", torch.positive, number="{input}", complex="{input}", is_alias=True)
+_op(
+    "abs absolute __abs__",
+    "input",
+    torch.abs,
+    floating="::fabs({input})",
+    complex="::hypot({input}.re, {input}.im)",
+    signed="::wrap_abs({input})",
+    unsigned="{input}",
+    types="own",
+)
+_op(
+    "square",
+    "input",
+    torch.square,
+    floating="{input} * {input}",
+    complex="{input} * {input}",
+    integer="::wrap_mul({input}, {input})",
+)
+_op("reciprocal", "input", torch.reciprocal, floating="1 / {input}", complex="::complex_reciprocal({input})")
+_row("clone", "input", torch.clone, complex="{input}", every="{input}", keeps_format=True)
+_op("contiguous", "input", torch.Tensor.contiguous, complex="{input}", every="{input}", keeps_format=True, makes_contiguous=True)
 _row(
     "clone_contiguous",
     "input",
     lambda input: input.clone(memory_format=torch.contiguous_format),
+    complex="{input}",
     every="{input}",
     makes_contiguous=True,
 )
-_op("detach", "input", torch.detach, every="{input}", is_alias=True)
+_op("detach", "input", torch.detach, complex="{input}", every="{input}", is_alias=True)
 
 
 @_spells("add __add__ __radd__")
@@ -268,7 +311,15 @@ def _rsub(input: Any, other: Any, *, alpha: Any = 1) -> Call:
 
 # ---- division
 
-_row("div", "input other", torch.div, floating="{input} / {other}")
+
+def _divide_number(input: Any, number: Any) -> Any:
+    """``number / input`` in one rounding: torch multiplies by the reciprocal."""
+    dtype = torch.result_type(input, number)
+    dividend = torch.as_tensor(number, dtype=dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype())
+    return torch.div(dividend, input)
+
+
+_row("div", "input other", torch.div, floating="{input} / {other}", complex="::complex_divide({input}, {other})")
 _row(
     "div_trunc",
     "input other",
@@ -291,8 +342,9 @@ _row(
     "input number",
     lambda input, number: number / input,
     floating="{number} / {input}",
+    complex="::complex_divide({number}, {input})",
     eager="{round}(1 / {input}) * {number}",
-    reference=lambda input, number: torch.div(torch.as_tensor(number), input),
+    reference=_divide_number,
 )
 
 _op(
@@ -348,15 +400,17 @@ for _names, _symbol in (
     ("gt greater __gt__", ">"),
     ("ge greater_equal __ge__", ">="),
 ):
-    _op(_names, "input other", getattr(operator, _names.split()[0]), every=f"{{input}} {_symbol} {{other}}", types="common common")
+    _compared = f"{{input}} {_symbol} {{other}}"
+    _of_complex = _compared if _symbol in ("==", "!=") else None
+    _op(_names, "input other", getattr(operator, _names.split()[0]), complex=_of_complex, every=_compared, types="common common")
 
-for _name, _floating, _signed, _unsigned in (
-    ("isnan", "{input} != {input}", "false", "false"),
-    ("isinf", "::isinf({input})", "false", "false"),
-    ("isfinite", "::isfinite({input})", "true", "true"),
-    ("isposinf", "::isinf({input}) && {input} > 0", "false", "false"),
-    ("isneginf", "::isinf({input}) && {input} < 0", "false", "false"),
-    ("signbit", "::signbit({input})", "{input} < 0", "false"),
+for _name, _floating, _of_complex, _signed, _unsigned in (
+    ("isnan", "{input} != {input}", "{input} != {input}", "false", "false"),
+    ("isinf", "::isinf({input})", "::isinf({input}.re) || ::isinf({input}.im)", "false", "false"),
+    ("isfinite", "::isfinite({input})", "::isfinite({input}.re) && ::isfinite({input}.im)", "true", "true"),
+    ("isposinf", "::isinf({input}) && {input} > 0", None, "false", "false"),
+    ("isneginf", "::isinf({input}) && {input} < 0", None, "false", "false"),
+    ("signbit", "::signbit({input})", None, "{input} < 0", "false"),
 ):
     _op(
         _name,
@@ -364,6 +418,7 @@ for _name, _floating, _signed, _unsigned in (
         getattr(torch, _name),
         keeps_format=_name in ("isinf", "isfinite"),
         floating=_floating,
+        complex=_of_complex,
         signed=_signed,
         every=_unsigned,
         types="common",
@@ -387,7 +442,7 @@ _reflects("__rrshift__", "bitwise_right_shift")
 def _isclose(input: Any, other: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False) -> Call:
     if _is_number(other) or input.dtype != other.dtype:
         raise TypeError(f"isclose takes two tensors of one dtype, got {input.dtype} and {getattr(other, 'dtype', 'a number')}")
-    x, y = (v if v.dtype.is_floating_point else call("mul", v, 1.0) for v in (input, other))
+    x, y = (v if v.dtype.is_floating_point or v.dtype.is_complex else call("mul", v, 1.0) for v in (input, other))
     error, allowed = call("abs", call("sub", x, y)), call("add", call("abs", call("mul", y, rtol)), atol)
     close = call("logical_or", call("eq", input, other), call("logical_and", call("isfinite", error), call("le", error, allowed)))
     return call("logical_or", close, call("logical_and", call("isnan", input), call("isnan", other))) if equal_nan else close
@@ -399,6 +454,7 @@ _op(
     "where",
     "condition input other",
     torch.where,
+    complex="{condition} ? {input} : {other}",
     every="{condition} ? {input} : {other}",
     types="bool result result",
     converts_first=True,
@@ -407,6 +463,7 @@ _op(
     "masked_fill",
     "input mask value",
     torch.masked_fill,
+    complex="{mask} ? {value} : {input}",
     every="{mask} ? {value} : {input}",
     types="result bool result",
     makes_contiguous=True,
@@ -424,6 +481,7 @@ _row(
     "input nan posinf neginf",
     torch.nan_to_num,
     floating="{input} != {input} ? {nan} : !::isinf({input}) ? {input} : {input} > 0 ? {posinf} : {neginf}",
+    complex="::complex_nan_to_num({input}, {nan}.re, {posinf}.re, {neginf}.re)",
     every="{input}",
     keeps_format=True,
 )
@@ -447,7 +505,7 @@ def _clamp(input: Any, min: Any = None, max: Any = None) -> Call:
 
 @_spells("nan_to_num")
 def _nan_to_num(input: Any, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Call:
-    largest = torch.finfo(input.dtype).max if input.dtype.is_floating_point else 0
+    largest = torch.finfo(input.dtype).max if input.dtype.is_floating_point or input.dtype.is_complex else 0
     given = zip((nan, posinf, neginf), (0, largest, -largest), strict=True)
     return call("nan_to_num", input, *(default if value is None else value for value, default in given))
 
@@ -459,6 +517,7 @@ for _suffix, _dtype in (("", None), *((f"_{row.name}", row.dtype) for row in DTY
         f"full_like{_suffix}",
         "input fill_value",
         lambda input, fill_value, dtype=_dtype: torch.full_like(input, fill_value, dtype=dtype),
+        complex="{fill_value}",
         every="{fill_value}",
         types="shape result",
         keeps_format=True,
@@ -484,6 +543,9 @@ def _ones_like(input: Any, *, dtype: torch.dtype | None = None) -> Call:
 
 # ---- CUDA's math library
 
+_OF_COMPLEX = frozenset({"exp2", "log", "log2", "log10", "sqrt", "rsqrt", "sinh", "cosh"})
+"""Functions that kernels compute of complex numbers; the inverse ones, ``expm1`` and ``log1p`` are torch's on the CPU alone."""
+
 for _names, _ulp in (
     ("exp2", (2, 1)),
     ("expm1", (1, 1)),
@@ -505,19 +567,36 @@ for _names, _ulp in (
     ("erfc", (4, 5)),
 ):
     _name = _names.split()[0]
-    _op(_names, "input", getattr(torch, _name), floating=f"::{_name}({{input}})", ulp=_ulp)
+    _complex = f"::complex_{_name}({{input}})" if _name in _OF_COMPLEX else None
+    _op(_names, "input", getattr(torch, _name), floating=f"::{_name}({{input}})", complex=_complex, ulp=_ulp)
 for _name, _ulp in (("sin", (2, 2)), ("cos", (2, 2)), ("tan", (4, 2))):
-    _op(_name, "input", getattr(torch, _name), floating=f"::math_{_name}({{input}})", ulp=_ulp, heavy=True)
+    _op(
+        _name,
+        "input",
+        getattr(torch, _name),
+        floating=f"::math_{_name}({{input}})",
+        complex=f"::complex_{_name}({{input}})",
+        ulp=_ulp,
+        heavy=True,
+    )
 
-_op("exp", "input", torch.exp, floating="::exp({input})", half="::half_exp({input})", ulp=(2, 1))
-_op("tanh", "input", torch.tanh, floating="::tanh({input})", half="::half_tanh({input})", ulp=(2, 1))
+_op("exp", "input", torch.exp, floating="::exp({input})", complex="::complex_exp({input})", half="::half_exp({input})", ulp=(2, 1))
+_op("tanh", "input", torch.tanh, floating="::tanh({input})", complex="::complex_tanh({input})", half="::half_tanh({input})", ulp=(2, 1))
 _op("atan2 arctan2", "input other", torch.atan2, floating="::atan2({input}, {other})", ulp=(3, 2))
 _op("hypot", "input other", torch.hypot, floating="::hypot({input}, {other})", ulp=(3, 2))
 _op("copysign", "input other", torch.copysign, floating="::copysign({input}, {other})")
 
 # ---- powers
 
-_row("pow", "input exponent", operator.pow, number="::power({input}, {exponent})", ulp=(4, 2), heavy=True)
+_row(
+    "pow",
+    "input exponent",
+    operator.pow,
+    number="::power({input}, {exponent})",
+    complex="::complex_power({input}, {exponent})",
+    ulp=(4, 2),
+    heavy=True,
+)
 # Of a number to a tensor, which torch allocates in row-major order.
 OPS["rpow"] = replace(OPS["pow"], name="rpow", makes_contiguous=True)
 _row(
@@ -525,6 +604,7 @@ _row(
     "input exponent",
     operator.pow,
     floating="::power_number({input}, {exponent})",
+    complex="::complex_power_number({input}, {exponent})",
     integer="::power({input}, {exponent})",
     # ATen computes these in the half type itself.
     eager="{exponent} == 3 ? {round}({input} * {input}) * {input} : {exponent} == -2 ? 1.0 / {round}({input} * {input}) : "
@@ -532,7 +612,15 @@ _row(
     ulp=(4, 3),
     heavy=True,
 )
-_op("float_power", "input exponent", torch.float_power, floating="::power({input}, {exponent})", ulp=(4, 2), heavy=True)
+_op(
+    "float_power",
+    "input exponent",
+    torch.float_power,
+    floating="::power({input}, {exponent})",
+    complex="::complex_power({input}, {exponent})",
+    ulp=(4, 2),
+    heavy=True,
+)
 _reflects("__rpow__", "rpow")
 
 
@@ -572,6 +660,7 @@ for _name in ("sign", "sgn"):
         "input",
         getattr(torch, _name),
         floating="({input} > 0) - ({input} < 0)",
+        complex="::complex_sign({input})" if _name == "sgn" else None,
         signed="({input} > 0) - ({input} < 0)",
         unsigned="{input} > 0",
         boolean="{input}",
@@ -608,14 +697,44 @@ def _rad2deg(input: Any) -> Call:
     return call("mul", input, 180 / math.pi)
 
 
+# ---- complex numbers
+
+_op("real", "input", torch.real, number="{input}", complex="{input}.re", boolean="{input}", types="own", is_alias=True)
+_op("imag", "input", torch.imag, complex="{input}.im", types="own", is_alias=True)
+_CONJUGATE = "::conjugate({input})"
+_op("conj", "input", torch.conj, number="{input}", complex=_CONJUGATE, boolean="{input}", is_alias=True)
+_op("conj_physical", "input", torch.conj_physical, number="{input}", complex=_CONJUGATE, boolean="{input}", is_alias=True)
+_op("resolve_conj resolve_neg", "input", torch.resolve_conj, complex="{input}", every="{input}", is_alias=True)
+_op(
+    "angle",
+    "input",
+    torch.angle,
+    floating="::real_angle({input})",
+    complex="::atan2({input}.im, {input}.re)",
+    signed="::real_angle((float){input})",
+    every="0.0f",
+    types="own",
+    ulp=(3, 2),
+)
+_op("complex", "real imag", torch.complex, floating="::make_complex({real}, {imag})", types="own own")
+_op("polar", "abs angle", torch.polar, floating="::polar({abs}, {angle})", types="own own", ulp=(3, 3), heavy=True)
+
 # ---- several terms
 
-_op("lerp", "input end weight", torch.lerp, floating="::interpolate({input}, {end}, {weight})", ulp=(2, 2))
+_op(
+    "lerp",
+    "input end weight",
+    torch.lerp,
+    floating="::interpolate({input}, {end}, {weight})",
+    complex="::complex_interpolate({input}, {end}, {weight})",
+    ulp=(2, 2),
+)
 _op(
     "addcmul",
     "input tensor1 tensor2 *value=1",
     lambda input, tensor1, tensor2, value: torch.addcmul(input, tensor1, tensor2, value=value),
     floating="{value} == 1 ? ::fma({tensor1}, {tensor2}, {input}) : ::fma({value}, {tensor1} * {tensor2}, {input})",
+    complex="{input} + {value} * ({tensor1} * {tensor2})",
     integer="::wrap_add({input}, ::wrap_mul(::wrap_mul({value}, {tensor1}), {tensor2}))",
     ulp=(2, 2),
 )
@@ -624,6 +743,7 @@ _op(
     "input tensor1 tensor2 *value=1",
     lambda input, tensor1, tensor2, value: torch.addcdiv(input, tensor1, tensor2, value=value),
     floating="::fma({value}, {tensor1} / {tensor2}, {input})",
+    complex="{input} + {value} * ::complex_divide({tensor1}, {tensor2})",
     ulp=(2, 2),
 )
 _op("logaddexp", "input other", torch.logaddexp, floating="::log_add_exp({input}, {other})", ulp=(5, 5))
@@ -649,6 +769,7 @@ _op(
     "input",
     torch.sigmoid,
     floating="::sigmoid({input})",
+    complex="::complex_sigmoid({input})",
     half="::half_sigmoid({input})",
     eager="1 / (1 + ::exp(-{input}))",
     reference=_in_double(torch.sigmoid),
@@ -660,6 +781,7 @@ _op(
     F.silu,
     inplace=True,
     floating="::silu({input})",
+    complex="{input} * ::complex_sigmoid({input})",
     half="::half_silu({input})",
     eager="{input} / (1 + ::exp(-{input}))",
     reference=_in_double(F.silu),
@@ -756,6 +878,7 @@ _op(
     "input",
     F.tanhshrink,
     floating="::tanh_shrink({input})",
+    complex="{input} - ::complex_tanh({input})",
     eager="{input} - {round}(::tanh({input}))",
     reference=_in_double(_tanhshrink_reference),
     ulp=(11, 7),

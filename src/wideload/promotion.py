@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from wideload.dtypes import dtype_name, is_half
+from wideload.dtypes import dtype_name, is_half, is_storage, widened
 from wideload.errors import DtypeError
 from wideload.expr import Apply, Const, Node, Number
 from wideload.ops_table import Op
@@ -32,13 +32,13 @@ def sample_of(node: Node) -> Sample:
     return node.dtype, node.ndim == 0
 
 
-def _instance(sample: Sample, widened: bool = False) -> Any:
-    """A one-element tensor or a number like ``sample``; with ``widened``, halves as fp32."""
+def _instance(sample: Sample, is_widened: bool = False) -> Any:
+    """A one-element tensor or a number like ``sample``; with ``is_widened``, halves as the type twice as wide."""
     if isinstance(sample, type):
         return sample(1)
     first, second = sample
     if isinstance(first, torch.dtype):
-        return torch.ones(() if second else (1,), dtype=torch.float32 if widened and is_half(first) else first)
+        return torch.ones(() if second else (1,), dtype=widened(first) if is_widened else first)
     value = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}.get(str(second))
     return value if value is not None else first(second == "True") if first is bool else first(second)
 
@@ -53,9 +53,14 @@ def infer_dtype(op: Op, samples: tuple[Sample, ...], default_dtype: torch.dtype)
             halves = {s[0] for s in samples if isinstance(s, tuple) and isinstance(s[0], torch.dtype) and is_half(s[0])}
             if not halves:
                 raise DtypeError(_refusal(op, samples, error)) from None
-            result = op.torch(*(_instance(sample, widened=True) for sample in samples))
+            result = op.torch(*(_instance(sample, is_widened=True) for sample in samples))
             if result.dtype == torch.float32 and len(halves) == 1:
-                return halves.pop()
+                half = halves.pop()
+                return torch.float16 if half.is_complex else half  # of complex32: a part
+            if result.dtype == torch.complex64:
+                values = list(map(_instance, samples))
+                tensor = max((value for value in values if isinstance(value, torch.Tensor)), key=torch.Tensor.dim)
+                return functools.reduce(torch.promote_types, (torch.result_type(tensor, value) for value in values))
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise DtypeError(_refusal(op, samples, error)) from None
     return result.dtype  # type: ignore[no-any-return]
@@ -66,7 +71,9 @@ def _refusal(op: Op, samples: tuple[Sample, ...], error: Exception) -> str:
         f"{name}: {s.__name__ if isinstance(s, type) else dtype_name(s[0]) if isinstance(s[0], torch.dtype) else s[1]}"
         for name, s in zip(op.operands, samples, strict=True)
     )
-    return f"torch refuses {op.name}({kinds}): {str(error).splitlines()[0]}"
+    stored = any(isinstance(s, tuple) and isinstance(s[0], torch.dtype) and is_storage(s[0]) for s in samples)
+    way_out = ". fp8 is stored and converted, not computed with: use .float() first" if stored else ""
+    return f"torch refuses {op.name}({kinds}): {str(error).splitlines()[0]}{way_out}"
 
 
 def operand_dtypes(nodes: Sequence[Node], node: Apply) -> tuple[torch.dtype | None, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from wideload.dtypes import is_half
+from wideload.dtypes import widened
 from wideload.errors import LayoutError
 from wideload.expr import (
     Apply,
@@ -80,8 +80,8 @@ def evaluate_expr(
                 op = node.op
                 run = op.reference if fused and op.reference is not None and not differentiable else op.torch
                 value = run(*(values[operand] for operand in node.operands))
-        if fused and isinstance(value, torch.Tensor) and is_half(value.dtype):
-            value = value.float()
+        if fused and isinstance(value, torch.Tensor):
+            value = value.to(widened(value.dtype))
         values[number] = value
     results: list[torch.Tensor] = []
     for position, number in enumerate(outputs):
@@ -106,7 +106,7 @@ def _coordinate(node: Coordinate, like: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _computed(dtype: torch.dtype, fused: bool) -> torch.dtype:
-    return torch.float32 if fused and is_half(dtype) else dtype
+    return widened(dtype) if fused else dtype
 
 
 def _viewed(tensor: torch.Tensor, steps: tuple[ViewStep, ...]) -> torch.Tensor:

@@ -239,11 +239,8 @@ VIEWS = frozenset(
 """Tensor methods that never copy."""
 _VIEW_ATTRIBUTES = frozenset({"T", "mT", "imag", "real"})
 
-_OTHER_DTYPES = {torch.uint16, torch.uint32, torch.uint64, torch.complex64, torch.complex128}
 _DTYPES = {dtype_name(dtype): dtype for dtype in DTYPES} | {
-    name: dtype
-    for name, dtype in vars(torch).items()
-    if isinstance(dtype, torch.dtype) and (dtype in DTYPES or dtype in _OTHER_DTYPES or name.startswith("float8_"))
+    name: dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype) and dtype in DTYPES
 }
 """By wideload's names and torch's: every dtype that random values can be drawn in."""
 _WORDS = {"true": True, "false": False, "none": None, "inf": math.inf, "nan": math.nan}

@@ -802,8 +802,6 @@ class _Tracer:
         """The views that one call takes of ``tensor``."""
         if not isinstance(tensor, _Tensor):
             _refuse(f"{name} takes a view of a tensor that is not an argument", "Pass the tensor as an argument of the fused function")
-        if name in ("H", "mH", "adjoint") and self.dtype(tensor).is_complex:
-            _refuse(f"{name} of a complex tensor conjugates it", "Use the transpose, and conjugate outside the fused function")
         try:
             recorded = record_view(name, args, kwargs, tensor._shape)
             self.reads_sizes |= recorded.depends_on_shape
@@ -812,6 +810,8 @@ class _Tracer:
             raise self._misfit(f"{error} (at {_user_location()})") from None
         except TraceError as error:
             raise TraceError(f"{error} (at {_user_location()})") from None
+        if name in ("H", "mH", "adjoint") and self.dtype(tensor).is_complex:
+            return self.call(torch.conj, views, {})
         return views if recorded.is_tuple else views[0]
 
     def index(self, tensor: _Tensor, index: Any) -> _Tensor:
@@ -865,6 +865,8 @@ class _Tracer:
             _refuse("requires_grad is not known while the function is traced", "Decide outside the fused function")
         if name in VIEW_NAMES:
             return self.view(tensor, name)
+        if name in ("real", "imag"):
+            return self.call(getattr(torch, name), (tensor,), {})
         _refuse(f"Tensor.{name} cannot be read while the function is traced", "Read it outside and pass it as a static argument")
 
 

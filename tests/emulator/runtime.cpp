@@ -170,6 +170,29 @@ static unsigned bf16_bits(float x)
 }
 unsigned bf16_word(float low, float high) { return bf16_bits(low) | bf16_bits(high) << 16; }
 
+// In units of the last place, 2^(e - mantissa), rounded to nearest even; a carry runs into the exponent. NaN has no sign.
+static unsigned saturated_fp8(float x, int mantissa, int lowest, float largest)
+{
+    if (std::isnan(x)) return 0x7f;
+    const unsigned sign = __float_as_uint(x) >> 31 << 7;
+    const float magnitude = std::fmin(std::fabs(x), largest);
+    const int exponent = std::max(std::ilogb(magnitude == 0 ? std::ldexp(1.0f, lowest) : magnitude), lowest);
+    const int units = (int)std::nearbyint(std::ldexp(magnitude, mantissa - exponent));
+    return sign | (unsigned)(((exponent - lowest) << mantissa) + units);
+}
+unsigned e4m3_saturated(float low, float high) { return saturated_fp8(low, 3, -6, 448) | saturated_fp8(high, 3, -6, 448) << 8; }
+unsigned e5m2_saturated(float low, float high) { return saturated_fp8(low, 2, -14, 57344) | saturated_fp8(high, 2, -14, 57344) << 8; }
+unsigned e4m3_halves(unsigned word)
+{
+    unsigned halves = 0;
+    for (int k = 0; k < 2; ++k) {
+        const int code = word >> 8 * k & 0x7f, exponent = code >> 3, units = (exponent ? 8 : 0) + (code & 7);
+        const float magnitude = std::ldexp((float)units, std::max(exponent, 1) - 10);
+        halves |= (code == 0x7f ? 0x7fffu : (unsigned)f16_bits(word >> (8 * k + 7) & 1 ? -magnitude : magnitude)) << 16 * k;
+    }
+    return halves;
+}
+
 // Error bounds of the PTX ISA, "Floating Point Instructions".
 // ex2.approx.f32: 2^-22.5 for a result in [1, 2). A subnormal result is the square of 2^(x/2): twice that, and its rounding.
 float ex2_approx(float x)

@@ -137,6 +137,9 @@ unsigned short f16_bits(float);  // cvt.rn.f16.f32
 float f16_value(unsigned short);  // cvt.f32.f16
 unsigned f16_word(float low, float high);  // cvt.rn.f16x2.f32
 unsigned bf16_word(float low, float high);  // cvt.rn.bf16x2.f32
+unsigned e4m3_saturated(float low, float high);  // cvt.rn.satfinite.e4m3x2.f32
+unsigned e5m2_saturated(float low, float high);  // cvt.rn.satfinite.e5m2x2.f32
+unsigned e4m3_halves(unsigned);  // cvt.rn.f16x2.e4m3x2
 float ex2_approx(float);  // ex2.approx.f32
 float ex2_approx_ftz(float);  // ex2.approx.ftz.f32
 float lg2_approx(float);  // lg2.approx.ftz.f32

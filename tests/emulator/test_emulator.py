@@ -574,10 +574,10 @@ def test_a_missing_compiler_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_shim_defines_what_the_prelude_guards() -> None:
     """The shim names, for each function that the prelude wraps around PTX, the same instruction; and all else compiles."""
     prelude = resources.files("wideload.emit.prelude")
-    text = "\n\n".join(prelude.joinpath(file).read_text() for file in ("types.cuh", "math.cuh", "memory.cuh"))
+    text = "\n\n".join(prelude.joinpath(file).read_text() for file in ("types.cuh", "math.cuh", "memory.cuh", "fp8.cuh"))
     shim = (emulator._HERE / "shim.h").read_text()
     wrapped = {}
-    for guarded in re.findall(r"#ifdef __CUDACC__\n(.*?)\n#endif\n(?=\n)", text, re.DOTALL):
+    for guarded in re.findall(r"#ifdef __CUDACC__\n((?:(?!#ifdef).)*?)\n#endif\n(?=\n)", text, re.DOTALL):
         for function in re.split(r"^(?=DEVICE )", guarded, flags=re.MULTILINE)[1:]:
             wrapped[re.match(r"DEVICE .*?(\w+)\(", function)[1]] = re.search(r'asm\("([\w.]+)', function)[1]
     assert wrapped["ex2_approx"] == "ex2.approx.f32"

@@ -11,7 +11,7 @@ DEVICE void moments_element(const float grad, const float mean, const float squa
     const float sqrt = ::sqrt(add);
     const float add_2 = sqrt + 1e-08f;
     const float div = lerp / add_2;
-    const float cast = round_bf16(div);
+    const float cast = div;
     out0 = lerp;
     out1 = add;
     out2 = cast;

@@ -180,14 +180,15 @@ def test_shapes_that_do_not_broadcast_are_refused_at_every_call() -> None:
         f(X, Y)
 
 
-def test_dtypes_without_kernels_run_on_the_cpu_and_are_refused_by_plans() -> None:
+def test_complex_numbers_run_on_the_cpu_and_dtypes_without_kernels_are_refused_by_plans() -> None:
     f = wl.fuse(lambda x: x * 2, name="f")
     z = torch.tensor([1 + 2j, -3j])
     assert torch.equal(f(z), z * 2)
+    half = f(z.to(torch.complex32))  # which torch on the CPU does not multiply
+    assert (half.dtype, half.to(torch.complex64).tolist()) == (torch.complex32, [2 + 4j, -6j])
     assert torch.equal(wl.fuse(lambda x, s: x + s)(X, 1j), X + 1j)
-    for g, x in ((f, z), (wl.fuse(lambda x: x.to(f32)), torch.ones(2, dtype=torch.uint16))):
-        with pytest.raises(wl.DtypeError, match=rf"argument x is {x.dtype}, .*allowed: f64, .*bool\. Convert it with \.to\(\)"):
-            g.plan(x, target="sm_90")
+    with pytest.raises(wl.DtypeError, match=r"argument x is torch.bits8, .*allowed: f64, .*bool\. Convert it with \.to\(\)"):
+        wl.fuse(lambda x: x.float()).plan(torch.zeros(3, dtype=torch.bits8), target="sm_90")
 
 
 def test_conjugate_and_negative_views_are_read_as_they_are() -> None:

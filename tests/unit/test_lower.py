@@ -121,10 +121,9 @@ def test_fused_rounds_where_the_user_says_and_at_the_store() -> None:
         "double cast_3 = convert<double>(cast_2)",
         "out: f64 = cast_3",
     ]
-    assert text(lower(lambda x: x.to(i8).to(bf16), f32))[:2] == [
-        "signed char cast = convert<signed char>(x)",
-        "float cast_2 = round_bf16(convert<float>(cast))",
-    ]
+    stored_once, stored_twice = (lower(lambda x: x.to(i8).to(bf16), f32, out=out) for out in (None, f32))
+    assert text(stored_once)[1:] == ["float cast_2 = convert<float>(cast)", "out: bf16 = cast_2"]  # the store rounds
+    assert text(stored_twice)[1:] == ["float cast_2 = round_bf16(convert<float>(cast))", "out: f32 = round_bf16(cast_2)"]
 
 
 def test_eager_rounds_every_step_of_a_half() -> None:
@@ -349,18 +348,40 @@ def test_names_are_the_users_where_they_can_be() -> None:
 
 
 def test_dtypes_that_kernels_do_not_hold_are_refused_by_name() -> None:
-    with pytest.raises(wl.DtypeError, match=r"argument x is torch\.complex64, .*allowed: f64"):
-        lower(lambda x: x + 1, torch.complex64)
-    with pytest.raises(wl.DtypeError, match=r"argument x is torch\.uint32"):
-        lower(lambda x: x.to(f32), torch.uint32)
-    with pytest.raises(wl.DtypeError, match=r"a result is torch\.complex64"):
-        lower(lambda x: x.to(torch.complex64), f32)
-    with pytest.raises(wl.DtypeError, match="complex number"):
-        lower(lambda x, s: x.double() + s, f32, s=complex)
-    with pytest.raises(wl.DtypeError, match=r"torch\.complex64|complex number"):
-        lower(lambda x: x + 1j, f32)
-    with pytest.raises(wl.DtypeError, match=r"out= is torch\.complex64"):
-        lower(lambda x: x + 1, f32, out=torch.complex64)
+    with pytest.raises(wl.DtypeError, match=r"argument x is torch\.bits8, .*allowed: f64"):
+        lower(lambda x: x, torch.bits8)
+    with pytest.raises(wl.DtypeError, match=r"a result is torch\.bits8"):
+        lower(lambda x: x.to(torch.bits8), f32)
+    with pytest.raises(wl.DtypeError, match=r"out= is torch\.bits8"):
+        lower(lambda x: x + 1, f32, out=torch.bits8)
+    with pytest.raises(wl.DtypeError, match="asin is not defined for complex operands; defined for: float"):
+        lower(lambda x: x.asin(), torch.complex64)
+
+
+def test_complex_numbers_are_real_ones_with_a_part_more() -> None:
+    assert text(lower(lambda x, y, s: (x * y + 2j) / s, f32, torch.complex64, s=complex)) == [
+        "complex<float> mul = convert<complex<float>>(x) * y",
+        "complex<float> add = mul + complex<float>(0.0f, 2.0f)",
+        "complex<float> div_number = ::complex_divide(add, convert<complex<float>>(s))",
+        "out: c64 = div_number",
+    ]
+    assert text(lower(lambda z: (z.abs(), z.bool(), z.int()), torch.complex64))[:3] == [
+        "float abs = ::hypot(z.re, z.im)",
+        "bool cast = (z != complex<float>(0, 0))",
+        "int cast_2 = convert<int>(z.re)",
+    ]
+    assert lower(lambda z, s: z + s, torch.complex64, s=complex).scalars[0].ctype == "complex<double>"
+    assert lower(lambda z, s: z + s, torch.complex64, s=float).scalars[0].checks[0].high == torch.finfo(f32).max
+
+
+def test_fp8_is_rounded_by_its_store_or_where_it_is_used() -> None:
+    e5m2 = torch.float8_e5m2
+    assert text(lower(lambda x: x.to(e5m2), f32)) == ["float cast = x", "out: e5m2 = cast"]
+    assert text(lower(lambda x: x.to(e5m2).float() * 2, f32))[:2] == ["float cast = round_e5m2(x)", "float cast_2 = cast"]
+    assert (
+        text(lower(lambda mask, x: torch.where(mask, x, 0.3).float(), boolean, e5m2))[0]
+        == "float where = round_e5m2(mask ? x : round_e5m2(0.3f))"
+    )
 
 
 def test_an_op_without_an_expression_of_the_kind_is_refused() -> None:
@@ -379,14 +400,15 @@ def test_every_dtype_lowers_a_copy() -> None:
 
 def accepted(op: Op) -> Iterator[tuple[list[torch.dtype], torch.dtype]]:
     """(dtypes of its tensor operands, dtype of the result) that torch accepts; the operands after the tensors are the number 1."""
-    for dtype in (f32, f64, bf16, i32, i8, u8, boolean):
+    for dtype in (f32, f64, bf16, i32, i8, u8, boolean, torch.complex64):
         tensors = [torch.ones(2).to(boolean if mark == "bool" else dtype) for mark in op.types]
         for num_tensors in range(1, len(tensors) + 1):
             try:
                 result = op.torch(*tensors[:num_tensors], *[1] * (len(tensors) - num_tensors))
             except (RuntimeError, TypeError, NotImplementedError):
                 continue
-            yield [tensor.dtype for tensor in tensors[:num_tensors]], result.dtype
+            if dtype.is_complex <= ("complex" in op.cuda):
+                yield [tensor.dtype for tensor in tensors[:num_tensors]], result.dtype
 
 
 @pytest.mark.parametrize("numerics", ["fused", "eager"])

@@ -207,6 +207,7 @@ def test_tensors_that_a_callable_holds_are_found() -> None:
         torch.uint16,
         torch.int64,
         torch.complex64,
+        torch.complex32,
     ],
 )
 def test_random_data_has_no_zeros_and_is_repeatable(dtype: torch.dtype) -> None:

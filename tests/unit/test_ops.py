@@ -31,6 +31,9 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: 
     return torch.cat((turned.to(x.dtype), rest), -1)
 
 
+e4m3, e5m2 = torch.float8_e4m3fn, torch.float8_e5m2
+FP8_MAX = {e4m3: 448.0, e5m2: 57344.0}
+
 PLAIN: dict[str, Callable[..., Any]] = {
     "add": lambda x, y: x + y,
     "swiglu": lambda gate, up: F.silu(gate) * up,
@@ -40,6 +43,10 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "causal_mask": lambda scores, value=-math.inf, offset=0: scores.masked_fill(after_the_query(scores, offset), value),
     "rope": lambda x, cos, sin, **kwargs: rotated(x, cos, sin, **kwargs),
     "clip": lambda x, lo=None, hi=None: torch.clamp(x, lo, hi),
+    "quantize_fp8": lambda x, scale, dtype=e4m3: (x.float() / scale).clamp(-FP8_MAX[dtype], FP8_MAX[dtype]).to(dtype),
+    "dequantize_fp8": lambda q, scale, dtype=bf16: (q.float() * scale).to(dtype),
+    "quantize_int8": lambda x, scale, zero_point=0: ((x.float() / scale).round() + zero_point).clamp(-128, 127).to(torch.int8),
+    "dequantize_int8": lambda q, scale, dtype=bf16, zero_point=0: ((q.float() - zero_point) * scale).to(dtype),
 }
 
 
@@ -175,3 +182,25 @@ def test_bias_dropout_add() -> None:
     kept = dropped != residual
     assert abs(kept.double().mean().item() - 0.75) < 0.05
     assert torch.allclose(dropped, torch.where(kept, (x + bias) / 0.75, 0.0) + residual, atol=1e-5)
+
+
+SCALES = {"tensor": torch.tensor(0.25), "row": torch.tensor([0.5, 0.3, 2.0, 1e-3, 7.0]), "column": torch.tensor([[0.5], [0.1], [3.0]])}
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_quantisers_saturate_and_return(scale: str) -> None:
+    s = SCALES[scale]
+    x = torch.tensor([[1e9, -1e9, 0.3, -0.0, 2.6], [math.inf, -math.inf, 1.0, -3.5, 0.0], [0.04, 100.0, -7.25, 20.0, 1e-9]])
+    for dtype in (e4m3, e5m2):
+        q = ops.quantize_fp8(x, s, dtype)
+        assert q.dtype == dtype
+        assert torch.equal(q.float(), PLAIN["quantize_fp8"](x, s, dtype).float())
+        assert q.float().abs().max() == FP8_MAX[dtype]
+        for to in (bf16, f32):
+            assert torch.equal(ops.dequantize_fp8(q, s, to), (q.float() * s).to(to))
+    for zero_point in (None, 3, torch.tensor(-5)):
+        q = ops.quantize_int8(x, s, zero_point)
+        want = torch.round(x.double() / s.double()) + (0 if zero_point is None else zero_point)
+        assert torch.equal(q, want.clamp(-128, 127).to(torch.int8))
+        assert torch.equal(ops.dequantize_int8(q, s, f32, zero_point), (q.float() - (0 if zero_point is None else zero_point)) * s)
+    assert ops.quantize_fp8(torch.tensor([math.nan]), torch.tensor(1.0)).float().isnan().item()

@@ -29,6 +29,7 @@ from wideload.sass import MAIN_PATH_MARKER, Access, main_path
 
 bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 i8, i64, boolean = torch.int8, torch.int64, torch.bool
+c64, c128, e4m3, e5m2, u16 = torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16
 
 ARCHS = ("sm_80", "sm_90", "sm_100")
 Widths = Counter[tuple[str, int]]
@@ -128,6 +129,18 @@ MIXED: dict[str, tuple[Callable[..., Any], list[torch.dtype], dict[tuple[str, in
     "bool_result": (lambda x: x > 0, [bf16], {("load", 128): 2, ("store", 128): 1}),
     "f64_and_int8": (lambda x, y: x * y, [f64, i8], {("load", 128): 1, ("load", 16): 1, ("store", 128): 1}),
     "two_results": (lambda x, y: (x * y, (x - y).half()), [f32, f32], {("load", 128): 2, ("store", 128): 1, ("store", 64): 1}),
+    "complex64": (lambda x, y: x * y.conj() + 1j, [c64, c64], {("load", 128): 2, ("store", 128): 1}),
+    "complex64_quotient": (lambda x, y: x / y, [c64, c64], {("load", 128): 2, ("store", 128): 1}),
+    "complex64_to_parts": (lambda z: (z.real, z.imag, z.abs()), [c64], {("load", 128): 2, ("store", 128): 3}),
+    "complex128": (lambda x, y: x * y, [c128, c128], {("load", 128): 2, ("store", 128): 1}),
+    "complex64_by_f32": (lambda z, x: z * x, [c64, f32], {("load", 128): 1, ("load", 64): 1, ("store", 128): 1}),
+    "complex32": (lambda x, y: x * y, [torch.complex32] * 2, {("load", 128): 2, ("store", 128): 1}),
+    "f32_to_e4m3": (lambda x: x.to(e4m3), [f32], {("load", 128): 2, ("store", 64): 1}),
+    "bf16_to_e5m2": (lambda x: (x * 0.5).to(e5m2), [bf16], {("load", 128): 2, ("store", 128): 1}),
+    "e4m3_to_bf16": (lambda x: x.bfloat16(), [e4m3], {("load", 64): 1, ("store", 128): 1}),
+    "e5m2_to_f32": (lambda x: x.float() * 2, [e5m2], {("load", 32): 1, ("store", 128): 1}),
+    "e4m3_to_e4m3": (lambda x: (x.float() * 2).to(e4m3), [e4m3], {("load", 128): 1, ("store", 128): 1}),
+    "uint16": (lambda x, y: x * y, [u16, u16], {("load", 128): 2, ("store", 128): 1}),
     "int64_to_bf16": (lambda n: n.bfloat16(), [i64], {("load", 128): 2, ("store", 64): 1}),
 }
 ACTIVATIONS: dict[str, Callable[..., Any]] = {

@@ -16,6 +16,8 @@ __all__ = ["INDEX_TYPES", "emit_definition", "emit_uniform"]
 INDEX_TYPES = {32: ("int", "unsigned", "divide_u31"), 64: ("long long", "unsigned long long", "divide_u63")}
 """By bits of an index: its type, the unsigned one, and the prelude's division of it."""
 
+_COMPLEX = "complex<double>"
+
 
 def emit_definition(program: Program, variant: Variant, sizes: Sequence[str], body: Sequence[str]) -> str:
     """The kernel whose run-time integers are ``sizes`` and whose statements, a line each, are ``body``."""
@@ -29,14 +31,14 @@ def _head(program: Program, variant: Variant, sizes: Sequence[str]) -> str:
     parameters = []
     for parameter, access in zip(program.parameters, variant.loads, strict=True):
         if access == "value":
-            ctype = "double" if parameter.type.kind == "float" else "long long"
-            parameters.append(f"const {ctype} {parameter.name}_value")
+            ctype = {"float": "double", "complex": _COMPLEX}.get(parameter.type.kind, "long long")
+            parameters += _by_value(ctype, f"{parameter.name}_value")
         else:
             parameters.append(f"const {parameter.type.storage}*{restrict} {parameter.name}_data")
     parameters += [f"{r.type.storage}*{restrict} {r.name}_data" for r in program.results]
     parameters += ["const long long* __restrict__ seed_data"] if program.has_draws else []
     parameters += [f"const long long {size}" for size in (*sizes, *position_sizes(program, variant))]
-    parameters += [f"const {s.ctype} {s.name}" for s in program.scalars]
+    parameters += [parameter for s in program.scalars for parameter in _by_value(s.ctype, s.name)]
     listed = ",\n    ".join(parameters)
     num_loads = sum({"vector": variant.strip.rows if variant.strip else 1, "row": 1, "repeated": 1}.get(a, 0) for a in variant.loads)
     has_many_loads = variant.is_whole and num_loads >= MANY_LOADS
@@ -45,11 +47,19 @@ def _head(program: Program, variant: Variant, sizes: Sequence[str]) -> str:
     return f'extern "C" __global__ void __launch_bounds__({bounds})\n{program.name}_{variant.family}(\n    {listed})'
 
 
+def _by_value(ctype: str, name: str) -> list[str]:
+    """The parameters that a number is passed by: a complex one by its parts."""
+    return [f"const double {name}_re", f"const double {name}_im"] if ctype == _COMPLEX else [f"const {ctype} {name}"]
+
+
 def emit_uniform(program: Program, variant: Variant) -> list[str]:
-    """Statements for what is one value for all elements: operands by value or by one load, the seed."""
+    """Statements for what is one value for all elements: operands by value or by one load, complex numbers of their parts, the seed."""
     lines = ["const unsigned long long seed = (unsigned long long)*seed_data;"] if program.has_draws else []
+    lines += [f"const {_COMPLEX} {s.name}({s.name}_re, {s.name}_im);" for s in program.scalars if s.ctype == _COMPLEX]
     for parameter, access in zip(program.parameters, variant.loads, strict=True):
-        if access == "value":
+        if access == "value" and parameter.type.kind == "complex":
+            lines.append(f"const {parameter.type.compute} {parameter.name}({parameter.name}_value_re, {parameter.name}_value_im);")
+        elif access == "value":
             lines.append(f"const {parameter.type.compute} {parameter.name} = convert<{parameter.type.compute}>({parameter.name}_value);")
         elif access == "uniform":
             lines.append(f"const {parameter.type.compute} {parameter.name} = widen(*{parameter.name}_data);")

@@ -385,7 +385,8 @@ def random_tensor(
     if dtype == torch.bool:
         values = torch.randint(0, 2, (offset + reach,), device=device, generator=generator).to(dtype)
     elif dtype.is_floating_point or dtype.is_complex:
-        drawn_as = dtype if dtype in (torch.float64, torch.complex64, torch.complex128) else torch.float32
+        narrow_as = torch.complex64 if dtype.is_complex else torch.float32
+        drawn_as = dtype if dtype in (torch.float64, torch.complex128) else narrow_as
         drawn = torch.randn(offset + reach, dtype=drawn_as, device=device, generator=generator)
         values = drawn.masked_fill_(drawn.to(dtype).to(drawn_as) == 0, 1).to(dtype)
     else:

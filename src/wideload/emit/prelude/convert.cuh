@@ -21,6 +21,24 @@ template <> struct conversion<int> {
     DEVICE int from(double x) { return __double2int_rz(x); }
 };
 
+template <> struct conversion<unsigned long long> {
+    template <class From> DEVICE unsigned long long from(From x) { return (unsigned long long)x; }
+    DEVICE unsigned long long from(float x) { return __float2ull_rz(x); }
+    DEVICE unsigned long long from(double x) { return __double2ull_rz(x); }
+};
+
+template <> struct conversion<unsigned> {
+    template <class From> DEVICE unsigned from(From x) { return (unsigned)x; }
+    DEVICE unsigned from(float x) { return __float2uint_rz(x); }
+    DEVICE unsigned from(double x) { return __double2uint_rz(x); }
+};
+
+template <> struct conversion<unsigned short> {
+    template <class From> DEVICE unsigned short from(From x) { return (unsigned short)x; }
+    DEVICE unsigned short from(float x) { return (unsigned short)__float2uint_rz(x); }
+    DEVICE unsigned short from(double x) { return (unsigned short)__double2uint_rz(x); }
+};
+
 template <class Narrow> struct narrow_conversion {
     template <class From> DEVICE Narrow from(From x) { return (Narrow)x; }
     DEVICE Narrow from(float x) { return (Narrow)__float2int_rz(x); }

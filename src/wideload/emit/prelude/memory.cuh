@@ -4,6 +4,7 @@
 template <class T> struct element_bits { DEVICE unsigned of(T x) { return x.bits; } DEVICE T value(unsigned bits) { T x; x.bits = bits; return x; } };
 template <> struct element_bits<signed char> { DEVICE unsigned of(signed char x) { return (unsigned char)x; } DEVICE signed char value(unsigned bits) { return (signed char)bits; } };
 template <> struct element_bits<unsigned char> { DEVICE unsigned of(unsigned char x) { return x; } DEVICE unsigned char value(unsigned bits) { return (unsigned char)bits; } };
+template <> struct element_bits<unsigned short> { DEVICE unsigned of(unsigned short x) { return x; } DEVICE unsigned short value(unsigned bits) { return (unsigned short)bits; } };
 template <> struct element_bits<short> { DEVICE unsigned of(short x) { return (unsigned short)x; } DEVICE short value(unsigned bits) { return (short)bits; } };
 
 template <class T, int N, bool in_words = (sizeof(T) == 1 && N % 4 == 0)> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) vec {
