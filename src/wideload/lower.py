@@ -111,7 +111,7 @@ class Program:
     """What one element costs: the body of the element function.
 
     ``num_functions`` counts those of its statements that are a function of a maths library, three for one in fp64: what the
-    compiler's time grows with.
+    compiler's time grows with. ``has_functions``: it computes some, by the short formulas of the half tier or by the library.
     """
 
     name: str
@@ -120,6 +120,7 @@ class Program:
     statements: tuple[Statement, ...]
     results: tuple[Result, ...]
     num_functions: int
+    has_functions: bool = False
     positions: tuple[ProgramPosition, ...] = ()
 
     @property
@@ -224,7 +225,8 @@ class _Lowering:
             statements.append(Statement(name, scalar_type(node.dtype, "a result").compute, text, node.at))
             self._values[number] = name
         results = tuple(self._result(position, store) for position, store in enumerate(self._stores))
-        num_functions = sum(self._count_functions(number) for number in self._needed_in_order((Apply,)))
+        applied = list(self._needed_in_order((Apply,)))
+        num_functions = sum(map(self._count_functions, applied))
         return Program(
             self._expr.name,
             tuple(parameters.values()),
@@ -232,6 +234,7 @@ class _Lowering:
             tuple(statements),
             results,
             num_functions,
+            any(_is_function(self._expr.nodes[number]) for number in applied),
             tuple(positions.values()),
         )
 
@@ -239,7 +242,7 @@ class _Lowering:
         node = self._expr.nodes[number]
         assert isinstance(node, Apply)
         is_cheap = number in self._cheap and node.op.half is not None
-        if is_cheap or not (node.op.heavy or any(node.op.ulp)):  # what has an error bound approximates something
+        if is_cheap or not _is_function(node):
             return 0
         return _FUNCTIONS_OF_FP64 if node.dtype in (torch.float64, torch.complex128) else 1
 
@@ -404,3 +407,8 @@ def _float_literal(value: float, ctype: str) -> str:
     digits = repr(rounded.item()) if ctype == "double" else str(rounded)
     digits = digits if any(c in digits for c in ".e") else f"{digits}.0"
     return f"({digits}{suffix})" if digits.startswith("-") else f"{digits}{suffix}"
+
+
+def _is_function(node: Node) -> bool:
+    """Whether it approximates something: what has an error bound does."""
+    return isinstance(node, Apply) and (node.op.heavy or any(node.op.ulp))

@@ -237,24 +237,30 @@ def test_every_few_elements_are_picked_from_whole_words_of_which_all_registers_a
     assert plan(copy, torch.empty(4, 64, dtype=bf16)[:, ::2], out=misaligned).variant.family == "strided"
 
 
-def test_rows_along_which_an_operand_repeats_are_taken_in_strips(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From 2^21 strips on, four rows each where they are a multiple of that and fit: here from one on."""
+def test_rows_of_long_arithmetic_along_which_operands_repeat_are_taken_in_strips(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 2^21 strips on, four rows each where they are a multiple of that: here from one on."""
+    gelu = wl.fuse(lambda x, b: torch.nn.functional.gelu(x + b), name="gelu")
     row = meta(64, dtype=bf16)
-    assert plan(add, meta(8, 64, dtype=bf16), row).variant.family == "rows"
+    assert plan(gelu, meta(8, 64, dtype=bf16), row).variant.family == "rows"
     monkeypatch.setattr("wideload.plan.LEAST_STRIPS", 1)
     for rows, strip in ((8, Strip(1, 4)), (6, Strip(1, 2)), (7, None)):
-        kernel = plan(add, meta(rows, 64, dtype=bf16), row)
+        kernel = plan(gelu, meta(rows, 64, dtype=bf16), row)
         assert kernel.variant.strip == strip
         if strip:
             assert (kernel.variant.family, kernel.variant.loads) == ("strips", ("vector", "repeated"))
             assert (kernel.variant.elements, kernel.grid) == (8 * strip.rows, 1)
             assert kernel.sizes == (rows // strip.rows * 8, 8, 2**31, 34, 64, 0, 64)
-    many = wl.fuse(lambda x, y, z, w, b: x + y + z + w + b, name="many")
-    assert plan(many, *(meta(8, 64, dtype=bf16) for _ in range(4)), row).variant.strip == Strip(1, 2)  # 9 accesses of 16 bytes, not 17
     heads, table = meta(2, 8, 3, 64, dtype=bf16), meta(2, 1, 3, 72, dtype=bf16)[..., :64]
-    assert plan(add, heads, table).variant.strip == Strip(2, 4)
+    assert plan(gelu, heads, table).variant.strip == Strip(2, 4)
+    wide, b = meta(8, 64), meta(64)
+    for many, strip in ((1, Strip(1, 4)), (3, Strip(1, 4)), (4, Strip(1, 2)), (7, None)):  # of 4 elements an access, 48 are inlined
+        f = wl.fuse(lambda x, b, many=many: sum((torch.sin(x * (k + 2) + b) for k in range(many - 1)), torch.sin(x + b)), static="many")
+        assert plan(f, wide, b).variant.strip == strip
+    assert plan(add, heads, table).variant.family == "rows"  # bytes alone
     for x, b in ((meta(8, 62), meta(62)), (meta(8, 65)[:, :64], meta(64)), (meta(8, 64), meta(8, 1)), (meta(8, 64), meta(65)[1:])):
-        assert plan(add, x, b).variant.family != "strips"
+        assert plan(gelu, x, b).variant.family != "strips"
+    own = wl.fuse(lambda x, y, b: torch.tanh(x + y + b), name="own")
+    assert plan(own, meta(8, 64), meta(8, 64), meta(64)).variant.family == "rows"
 
 
 def test_a_zero_dim_tensor_of_the_host_is_passed_by_value() -> None:

@@ -136,6 +136,7 @@ class ExplainedKernel:
     family: str
     num_elements: int
     elements_per_thread: int
+    elements_per_access: int
     threads: int
     grid: int
     reasons: tuple[tuple[str, str, str], ...]
@@ -400,9 +401,7 @@ def _request(plan: KernelPlan, space: IterSpace, row: int, itemsize: int, access
         return warp_sectors([address], itemsize)
     if access == "strided":
         return warp_sectors((address + itemsize * _offset(space, row, lane) for lane in range(lanes)), itemsize)
-    tile = plan.variant.tile
-    elements = tile.width if tile else plan.variant.elements
-    width = ACCESS_BYTES if access in ("turned", "turned_realigned") else elements * itemsize
+    width = ACCESS_BYTES if access in ("turned", "turned_realigned") else plan.variant.access_elements * itemsize
     lanes = min(lanes, -(-space.num_elements * itemsize // width))
     first = address % SECTOR_BYTES
     if access == "stepped":
@@ -430,7 +429,7 @@ def _explain_kernel(kernel: BuiltKernel, figures: GpuFigures, nominal: Figure | 
     clock = figures.sm_clock or assumed(boost_mhz, "MHz", f"boost clock of {sheet}")
     variant = plan.variant
     per_thread = sum(
-        variant.elements * step * parameter.type.itemsize
+        (variant.access_elements if access == "repeated" else variant.elements) * step * parameter.type.itemsize
         for parameter, access, (step, _) in zip(plan.program.parameters, variant.loads, variant.load_steps, strict=True)
         if access not in ("row", "uniform", "value")
     )
@@ -451,6 +450,7 @@ def _explain_kernel(kernel: BuiltKernel, figures: GpuFigures, nominal: Figure | 
         family=variant.family,
         num_elements=plan.num_elements,
         elements_per_thread=variant.elements,
+        elements_per_access=variant.access_elements,
         threads=variant.threads,
         grid=plan.grid,
         reasons=tuple((reason.choice, reason.value, reason.why) for reason in plan.reasons),
@@ -633,7 +633,8 @@ def _judge_widths(explanation: Explanation, kernel: ExplainedKernel, own: Sequen
     ]
     total = sum(access.width_bits * access.count for access in in_memory)
     # Beside a wider operand, a narrow one has fewer bytes an access: as planned.
-    vectors = {(o.role, 8 * o.itemsize * kernel.elements_per_thread) for o in own if o.access in ("vector", "realigned", "stepped")}
+    whole = ("vector", "repeated", "realigned", "stepped")
+    vectors = {(o.role, 8 * o.itemsize * kernel.elements_per_access) for o in own if o.access in whole}
     shares = [
         (a, a.width_bits * a.count / total)
         for a in in_memory

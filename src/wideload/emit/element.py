@@ -8,12 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wideload.lower import Program
+from wideload.plan import MAX_INLINED_FUNCTIONS
 
 __all__ = ["element_call", "element_loop", "emit_element"]
-
-_MAX_INLINED_FUNCTIONS = 48
-"""Over all elements of a thread; above, the element function is held once and called. Inlined, 112 fp32 functions took NVRTC 450 ms
-and 384 took 1300; called, 115 and 200. So many keep the arithmetic units busier than the memory: the calls are not what it waits for."""
 
 
 def emit_element(program: Program, elements: int) -> str:
@@ -21,7 +18,7 @@ def emit_element(program: Program, elements: int) -> str:
 
     It is inlined for each of a thread's ``elements``, unless that makes too much for the compiler.
     """
-    qualifier = "FUNCTION" if program.num_functions * elements > _MAX_INLINED_FUNCTIONS else "DEVICE"
+    qualifier = "FUNCTION" if program.num_functions * elements > MAX_INLINED_FUNCTIONS else "DEVICE"
     parameters = [f"const {p.type.compute} {p.name}" for p in program.parameters]
     parameters += [f"const {p.ctype} {p.name}" for p in program.positions]
     parameters += [f"const {s.ctype} {s.name}" for s in program.scalars]
