@@ -101,7 +101,9 @@ class SimulatedGpu:
         """What a ``Trial`` takes for its GPU."""
         flush = SimpleNamespace(l2_bytes=self.l2_bytes)
         flush = type("Flush", (), {"l2_bytes": self.l2_bytes, "__call__": lambda _, times=1: self.flush(times)})()
-        return SimpleNamespace(flush=flush, nominal_bytes_per_second=nominal_bytes_per_second or 2e6 * self.bytes_per_us, gap_us=gap_us)
+        return SimpleNamespace(
+            flush=flush, nominal_bytes_per_second=nominal_bytes_per_second or 2e6 * self.bytes_per_us, find_gap_us=lambda: gap_us
+        )
 
 
 @pytest.fixture

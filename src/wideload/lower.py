@@ -111,7 +111,8 @@ class Program:
     """What one element costs: the body of the element function.
 
     ``num_functions`` counts those of its statements that are a function of a maths library, three for one in fp64: what the
-    compiler's time grows with. ``has_functions``: it computes some, by the short formulas of the half tier or by the library.
+    compiler's time grows with; the short formulas of the half tier are none. ``has_functions`` counts those in: whether any statement
+    approximates something.
     """
 
     name: str

@@ -74,12 +74,12 @@ MAX_STEP_BYTES = REGISTER_BYTES
 one had none, ptxas would make narrow accesses of the wide one."""
 
 MANY_LOADS = 4
-"""Operands from which on ptxas, left to itself, keeps registers low by moving loads behind the first stores."""
+"""Loads of a thread from which on ptxas, left to itself, keeps registers low by moving loads behind the first stores."""
 
 MANY_LOADS_BLOCKS = 8
 """Blocks an SM that the registers of such a kernel must leave room for, 64 a thread: RoPE of bf16, of six operands, took 39 registers and
-ran at 3.82 TB/s on an H200, with 6 to 10 blocks asked for at 3.98 to 4.00. Kernels of few operands and long arithmetic lose by it: bias
-and GELU 3.79 to 3.57, GELU 4.07 to 3.74, unaligned int8 4.29 to 3.94."""
+ran at 3.82 TB/s on an H200, with 6 to 10 blocks asked for at 3.98 to 4.00; a strip of four rows of bias and GELU (erf) 3.98 without and
+4.15. Kernels of fewer loads lose by it: bias and GELU of one row 3.79 to 3.57, GELU 4.07 to 3.74, unaligned int8 4.29 to 3.94."""
 
 MAX_INLINED_FUNCTIONS = 48
 """Functions of a maths library over all elements of a thread; above, the element function is held once and called. Inlined, 112 fp32
@@ -93,9 +93,9 @@ bandwidth on an H200 (4.33 down to 4.04 TB/s)."""
 LEAST_STRIPS = 1 << 21
 """Strips from which on a kernel is one of strips: eight waves of full SMs on an H200 (nvFuser's rule for its unrolling of broadcasts).
 
-Strips save arithmetic and addresses, not bytes. On an H200, of the wall: a row and GELU (erf) in bf16 0.979 against 0.904 without strips, a
-row and GELU (tanh) 0.995 and 1.000, a row alone 0.991 and 0.998, RoPE 0.844 and 0.966. So they are for one operand of its own beside what
-repeats, and for functions of a maths library."""
+Strips save arithmetic and addresses, not bytes. On an H200, of the wall: a row and GELU (erf) in bf16 0.979 against 0.904 without strips,
+a row and GELU (tanh) 0.995 and 1.000, a row alone 0.991 and 0.998, RoPE 0.844 and 0.966. So they are for one operand of its own beside
+what repeats, and for arithmetic that approximates a function: there they cost half a percent at most."""
 
 Family = Literal["dense", "strips", "rows", "pitched", "tile", "strided", "foreach"]
 

@@ -165,6 +165,10 @@ DEFAULT_OPERANDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "bias_silu_mul": ("bf16[tokens, 14336]", "bf16[14336]", "bf16[tokens, 14336]"),
         "causal_mask": ("bf16[32, tokens, tokens]",),
         "clip": ("bf16[tokens, 4096]", "-1", "1"),
+        "dequantize_fp8": ("e4m3fn[tokens, 4096]", "f32[tokens, 1]"),
+        "dequantize_int8": ("i8[tokens, 4096]", "f32[tokens, 1]"),
+        "quantize_fp8": ("bf16[tokens, 4096]", "f32[tokens, 1]"),
+        "quantize_int8": ("bf16[tokens, 4096]", "f32[tokens, 1]"),
         "rope": ("bf16[1, tokens, 32, 128]", "f32[tokens, 64]", "f32[tokens, 64]"),
         "swiglu": ("bf16[tokens, 14336]", "bf16[tokens, 14336]"),
     }

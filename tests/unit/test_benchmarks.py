@@ -256,9 +256,9 @@ FAMILIES = {
     "misaligned": (layouts.MISALIGNED, {"rows"}),
     "broadcast": (layouts.BROADCASTS, {"rows"}),
     "dtypes": (layouts.DTYPES, {"dense"}),
-    "slices": (layouts.SLICES, {"rows", "pitched"}),
+    "slices": (layouts.SLICES, {"rows", "pitched", "strips"}),
     "large": (layouts.LARGES, {"dense", "rows"}),
-    "pasted": (layouts.PASTED, {"rows", "pitched"}),
+    "pasted": (layouts.PASTED, {"rows", "pitched", "strips"}),
 }
 
 

@@ -153,9 +153,9 @@ def test_swiglu_compiles_to_whole_accesses(arch: str) -> None:
 
 def test_bias_gelu_moves_four_bytes_an_element() -> None:
     kernel = demo.compile_case(BIAS_GELU, "sm_90")
-    assert kernel.family == "rows"  # the bias is one row for all
+    assert kernel.family == "strips"  # the bias is one row for all
     assert kernel.bytes_per_element == pytest.approx(4 + 2 / demo.FULL_TOKENS)
-    assert 0 <= kernel.num_wide_accesses <= kernel.num_accesses
+    assert kernel.num_wide_accesses == kernel.num_accesses == 4 + 1 + 4  # four rows, the bias, four results
     assert kernel.spill_bytes == 0
 
 

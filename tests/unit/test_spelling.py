@@ -342,7 +342,7 @@ def test_every_op_has_operands_that_fit(name: str) -> None:
             return scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1) == 1, -math.inf)
 
     result, want = op(*args, **named), plain(*(arg.double() if isinstance(arg, torch.Tensor) else arg for arg in args), **named)
-    torch.testing.assert_close(result.double(), want, rtol=2**-8, atol=2**-8)
+    torch.testing.assert_close(result.double(), want.double(), rtol=2**-8, atol=2**-8)
 
 
 def test_other_functions_have_none() -> None:

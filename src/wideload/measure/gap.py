@@ -21,12 +21,25 @@ _NUM_SAMPLES = 20
 _NUM_PROFILED = 5
 
 
-@functools.cache
+_found: dict[int, float] = {}
+
+
 def launch_gap_us(device: int) -> float | None:
-    """Microseconds from a kernel's end to the next one's start in a graph; ``None`` where the profiler (CUPTI) is not to be had.
+    """Microseconds from a kernel's end to the next one's start in a graph; ``None`` while the profiler (CUPTI) is not to be had.
 
     The period of a negation in a graph, less the profiler's median of its kernel. Measured once a process, in some seconds.
     """
+    if device not in _found:
+        gap_us = _measure_us(device)
+        if gap_us is None:
+            return None
+        _found[device] = gap_us
+    return _found[device]
+
+
+def _measure_us(device: int) -> float | None:
+    if getattr(torch._C._autograd, "_profiler_enabled", lambda: False)():
+        return None  # another profiler runs
     with torch.cuda.device(device):
         nbytes = 2 * 4 * _NUM_ELEMENTS
         num_buffers = num_rotated_buffers(nbytes, torch.cuda.get_device_properties(device).L2_cache_size)
@@ -41,9 +54,7 @@ def launch_gap_us(device: int) -> float | None:
 
 
 def _profile_us(graph: torch.cuda.CUDAGraph) -> float | None:
-    """The profiler's median of the graph's kernels; ``None`` where it sees none, or another profiler runs."""
-    if torch._C._autograd._profiler_enabled():
-        return None
+    """The profiler's median of the graph's kernels; ``None`` where it sees none."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of events that the end of a cycle clears: there is one cycle
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:

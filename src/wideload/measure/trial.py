@@ -37,9 +37,8 @@ class Gpu:
         self.nominal_bytes_per_second = nominal_bytes_per_second(device)
         self._device = device
 
-    @property
-    def gap_us(self) -> float | None:
-        """Between the kernels of a graph (`launch_gap_us`)."""
+    def find_gap_us(self) -> float | None:
+        """Between the kernels of a graph (`launch_gap_us`): measured at the first call of a process."""
         return launch_gap_us(torch.cuda.current_device() if self._device.index is None else self._device.index)
 
 
@@ -308,7 +307,7 @@ class Trial:
         self._captured = captured
         restore = (lambda: _restore_all(copies)) if self._is_drifting else None
         flush = self._gpu.flush if is_short or restore is not None else None
-        return GraphSampler(captured, num_calls, num_buffers, flush, mode=mode, restore=restore, gap_us=self._gpu.gap_us)
+        return GraphSampler(captured, num_calls, num_buffers, flush, mode=mode, restore=restore, gap_us=self._gpu.find_gap_us())
 
     # ---- recording
 
