@@ -178,7 +178,6 @@ def test_rope_by_position_ids() -> None:
         (torch.zeros(5, dtype=torch.int64, device="meta"), wl.DeviceError, "position_ids is on meta and cos on cpu"),
         (torch.zeros(4, dtype=torch.int64), wl.LayoutError, "broadcast"),
     ],
-    ids=str,
 )
 def test_rope_refuses_position_ids(ids: Any, error: type[Exception], what: str) -> None:
     x, table = torch.randn(2, 5, 3, 8), torch.randn(16, 4)
