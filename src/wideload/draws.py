@@ -33,8 +33,9 @@ _DIGITS = {torch.float16: (16, 11), torch.bfloat16: (16, 8), torch.float32: (32,
 """Bits that are drawn and bits that are kept for a uniform number: as many as every number below 1 has, so that none rounds up to 1."""
 
 _COARSE_BITS, _COARSE_ERROR = 16, 1e-3
-"""Of a probability that so few bits hold with this relative error, no more are drawn: twice as many elements share a block."""
+"""So few bits are drawn where they hold both ``p`` and ``1 - p`` with this relative error: twice as many elements share a block."""
 _FINE_BITS = 32
+"""They hold both with that error down to 1.2e-7, and are off by half of 2^-32 at most."""
 
 
 def _uniform(dtype: torch.dtype) -> Op:
@@ -124,7 +125,7 @@ def _threshold(p: Any, name: str) -> tuple[int, Any]:
         return _FINE_BITS, p.derived(_fine_threshold, int)
     _check_probability(p, name)
     coarse = p * 2**_COARSE_BITS
-    if abs(coarse - round(coarse)) <= _COARSE_ERROR * coarse:
+    if abs(coarse - round(coarse)) <= _COARSE_ERROR * min(coarse, 2**_COARSE_BITS - coarse):  # dropout divides by 1 - p
         return _COARSE_BITS, round(coarse)
     return _FINE_BITS, _fine_threshold(p)
 

@@ -122,7 +122,7 @@ class FusedFunction:
         bound = attributes.get(key)
         # a copied instance has copied the attribute as well, and one read from a file brings another process's ids
         if bound is None or bound._descriptor is not self or bound.__wrapped__.__self__ is not instance:
-            bound = FusedFunction(types.MethodType(self.__wrapped__, instance), self._options)
+            bound = type(self)(types.MethodType(self.__wrapped__, instance), self._options)
             bound._descriptor = self
             if isinstance(attributes, dict):
                 attributes[key] = bound

@@ -1,6 +1,6 @@
 """Ready-made fused functions: each a few lines of plain PyTorch.
 
-Nothing here is special; a user's own function runs the same way.
+A user's own function runs the same way; only `rope` does more, which given ``position_ids`` gathers rows before its kernel.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from wideload.errors import LayoutError
+from wideload.errors import DeviceError, DtypeError, LayoutError, RangeError
 from wideload.fused import FusedFunction, FuseOptions, fuse
 from wideload.trace import index
 
@@ -58,7 +58,21 @@ def bias_silu_mul(x: Tensor, bias: Tensor, y: Tensor) -> Tensor:
 
 @fuse
 def bias_dropout_add(x: Tensor, bias: Tensor, residual: Tensor, p: float, training: bool = True) -> Tensor:
-    """``dropout(x + bias, p) + residual`` with ``bias`` broadcast; ``p`` may change from call to call."""
+    """``dropout(x + bias, p) + residual``; ``p`` may change from call to call, and ``training=False`` drops nothing.
+
+    ``bias`` and ``residual`` broadcast with ``x``: for ``x`` [..., n], usually [n] and [..., n]. Each element of ``x + bias`` is dropped
+    with probability ``p``, else scaled by ``1 / (1 - p)``. Raises ``RangeError`` for a ``p`` outside [0, 1] in training, ``DtypeError``
+    where ``x + bias`` is not floating-point, ``LayoutError`` for shapes that do not broadcast.
+
+    >>> import torch
+    >>> x, bias, residual = torch.ones(2, 3), torch.tensor([1.0, 2.0, 3.0]), torch.full((2, 3), 10.0)
+    >>> bias_dropout_add(x, bias, residual, 0.1, training=False)
+    tensor([[12., 13., 14.],
+            [12., 13., 14.]])
+    >>> bias_dropout_add(x, bias, residual, 1.0)
+    tensor([[10., 10., 10.],
+            [10., 10., 10.]])
+    """
     return F.dropout(x + bias, p, training) + residual
 
 
@@ -80,15 +94,44 @@ class _Rope(FusedFunction):
     """Rotary embedding, with the rows of its tables gathered before the kernel: which rows is not known from where an element lies."""
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = dict(zip(("x", "cos", "sin"), args, strict=False))
-        positions = kwargs.get("position_ids")
-        if positions is None or len(args) > len(given) or given.keys() & kwargs.keys():
-            return super()._bind(args, kwargs)
-        given |= kwargs | {"position_ids": None}
-        for name in ("cos", "sin"):
-            if name in given:
-                given[name] = given[name][positions]
-        return super()._bind((), given)
+        assert self._signature is not None
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError:
+            return super()._bind(args, kwargs)  # says what is wrong
+        given = bound.arguments
+        positions = given.get("position_ids")
+        if positions is not None:
+            rows = {name: _gather_rows(name, given[name], positions) for name in ("cos", "sin")}
+            given.update(rows, position_ids=None)
+        return super()._bind(bound.args, bound.kwargs)
+
+
+_POSITION_DTYPES = torch.int64, torch.int32  # torch takes uint8 and bool for masks
+
+
+def _gather_rows(name: str, table: Any, positions: Any) -> Tensor:
+    """Rows ``positions`` of ``table``. Their range is looked at on the CPU alone; a GPU would have to be waited for."""
+    if not isinstance(positions, Tensor) or positions.dtype not in _POSITION_DTYPES:
+        got = positions.dtype if isinstance(positions, Tensor) else type(positions).__name__
+        raise DtypeError(f"position_ids is {got}; allowed: a tensor of {' or '.join(map(str, _POSITION_DTYPES))}. Convert it with .to().")
+    if positions.ndim not in (1, 2):
+        raise LayoutError(f"position_ids has the shape {tuple(positions.shape)}; allowed: [positions] or [batch, positions].")
+    if not isinstance(table, Tensor):
+        raise DtypeError(f"{name} is {type(table).__name__}; allowed beside position_ids: a tensor [positions, dim / 2].")
+    if table.ndim != 2:
+        raise LayoutError(f"{name} has the shape {tuple(table.shape)}; allowed beside position_ids: [positions, dim / 2].")
+    if table.device != positions.device:
+        raise DeviceError(f"position_ids is on {positions.device} and {name} on {table.device}. Put them on one device.")
+    if positions.device.type == "cpu" and positions.numel():
+        low, high = (int(end) for end in positions.aminmax())
+        if low < -table.shape[0] or high >= table.shape[0]:
+            raise RangeError(
+                f"position_ids go from {low} to {high}, and {name} has {table.shape[0]} rows; allowed: {-table.shape[0]} to "
+                f"{table.shape[0] - 1}, negative ones counted from the end. Make the tables longer."
+            )
+    rows: Tensor = table[positions]
+    return rows
 
 
 def _rotated(
@@ -98,9 +141,16 @@ def _rotated(
 
     Component ``i`` of the first half turns with component ``i`` of the second (GPT-NeoX, Llama); ``interleaved`` turns neighbours
     2i and 2i + 1 instead (GPT-J). Tables of ``r / 2`` columns turn the first ``r`` components and leave the rest (partial rotary).
-    ``position_ids`` [batch, positions] or [positions] choose the rows of the tables, which torch gathers in a kernel of its own.
+    ``position_ids`` [batch, positions] or [positions], int64 or int32, choose the rows of the tables, which torch gathers in a kernel of
+    its own: not inside another fused function, and a position that the tables lack is found on the CPU alone, as by torch.
     ``inverse`` turns back, which is also the gradient with respect to ``x``. The result has the dtype of ``x``, rounded once.
-    Raises ``LayoutError`` where the tables are wider than ``x``.
+    Raises ``LayoutError`` where the tables are wider than ``x``, and that or ``DtypeError``, ``DeviceError`` or ``RangeError`` for
+    ``position_ids`` that are not as said.
+
+    >>> import torch
+    >>> x, angle = torch.tensor([1.0, 0.0]).expand(1, 3, 1, 2), torch.arange(4.0)[:, None] * (math.pi / 2)
+    >>> rope(x, angle.cos(), angle.sin(), position_ids=torch.tensor([2, 0, 1])).flatten(1).round() + 0.0
+    tensor([[-1.,  0.,  1.,  0.,  0.,  1.]])
     """
     if position_ids is not None:
         cos, sin = cos[position_ids], sin[position_ids]
@@ -125,31 +175,68 @@ def clip(x: Tensor, lo: Any = None, hi: Any = None) -> Tensor:
     return x.clamp(lo, hi)
 
 
+_FP8 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz
+
+
 @fuse
 def quantize_fp8(x: Tensor, scale: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> Tensor:
-    """``x / scale`` in fp32, limited to what ``dtype`` can hold, in one rounding; NaN stays NaN, infinities become the largest value.
+    """``x / scale``, limited to what ``dtype`` can hold and rounded to it; NaN stays NaN, infinities become the largest value.
 
-    ``scale`` is one value, a row [n] or a column [m, 1]: anything that broadcasts to ``x``.
+    ``x`` is taken as fp32, and so is the quotient; a ``scale`` in fp64 with dims divides in fp64, as torch promotes, and torch's cast
+    rounds that to fp32 first. ``scale`` is one value [], a row [n], a column [m, 1], or anything else that broadcasts with ``x`` [m, n].
+    Raises ``DtypeError`` for a ``dtype`` other than e4m3fn, e5m2 and their fnuz forms, ``LayoutError`` for shapes that do not broadcast.
+
+    >>> import torch
+    >>> quantize_fp8(torch.tensor([[3.0, -1e6], [2.3, 8.0]]), torch.tensor([[0.5], [2.0]])).float()
+    tensor([[   6.0000, -448.0000],
+            [   1.1250,    4.0000]])
     """
+    if dtype not in _FP8:
+        raise DtypeError(f"quantize_fp8 got dtype={dtype}; allowed: {', '.join(map(str, _FP8))}")
     top = torch.finfo(dtype).max
     return (x.float() / scale).clamp(-top, top).to(dtype)
 
 
 @fuse
 def dequantize_fp8(q: Tensor, scale: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """``q * scale`` in fp32, rounded once to ``dtype``; ``scale`` as in `quantize_fp8`."""
+    """``q * scale``, rounded once to ``dtype``; computed in fp32, or in fp64 where `quantize_fp8` computes in it.
+
+    ``scale`` broadcasts with ``q`` as in `quantize_fp8`. Raises ``LayoutError`` for shapes that do not.
+
+    >>> import torch
+    >>> dequantize_fp8(torch.tensor([6.0, -448.0]).to(torch.float8_e4m3fn), torch.tensor(0.5))
+    tensor([   3., -224.], dtype=torch.bfloat16)
+    """
     return (q.float() * scale).to(dtype)
 
 
 @fuse
 def quantize_int8(x: Tensor, scale: Tensor, zero_point: Any = None) -> Tensor:
-    """``x / scale`` in fp32, rounded to even, ``zero_point`` added, limited to -128 .. 127; ``scale`` and ``zero_point`` broadcast."""
+    """``x / scale``, rounded to even, ``zero_point`` added, limited to -128 .. 127.
+
+    ``x`` is taken as fp32, and so is the rest; a ``scale`` or ``zero_point`` in fp64 with dims makes what follows it fp64, as torch
+    promotes. ``scale`` is one value [], a row [n], a column [m, 1], or anything else that broadcasts with ``x`` [m, n]; ``zero_point`` is
+    the same, a number, or None. NaN becomes what torch's cast to int8 makes of it on that device, which torch leaves open. Raises
+    ``LayoutError`` for shapes that do not broadcast.
+
+    >>> import torch
+    >>> quantize_int8(torch.tensor([0.25, 0.75, -1.0, 100.0]), torch.tensor(0.5), 3)
+    tensor([  3,   5,   1, 127], dtype=torch.int8)
+    """
     q = (x.float() / scale).round()
     return (q if zero_point is None else q + zero_point).clamp(-128, 127).to(torch.int8)
 
 
 @fuse
 def dequantize_int8(q: Tensor, scale: Tensor, dtype: torch.dtype = torch.bfloat16, zero_point: Any = None) -> Tensor:
-    """``(q - zero_point) * scale`` in fp32, rounded once to ``dtype``; as `quantize_int8` made ``q``."""
+    """``(q - zero_point) * scale``, rounded once to ``dtype``; computed in fp32, or in fp64 where `quantize_int8` computes in it.
+
+    ``scale`` and ``zero_point`` are those that made ``q``, and broadcast with it as in `quantize_int8`. Raises ``LayoutError`` for
+    shapes that do not.
+
+    >>> import torch
+    >>> dequantize_int8(torch.tensor([3, 5, 1, 127], dtype=torch.int8), torch.tensor(0.5), torch.float32, 3)
+    tensor([ 0.,  1., -1., 62.])
+    """
     value = q.float()
     return ((value if zero_point is None else value - zero_point) * scale).to(dtype)

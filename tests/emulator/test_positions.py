@@ -247,6 +247,17 @@ def test_a_causal_mask_and_a_runtime_probability() -> None:
         same(run_emulated(wl.fuse(lambda v, p: F.dropout(v, p), name="drop"), x, p), want.float())
 
 
+def test_a_constant_probability_near_one() -> None:
+    """Its threshold of 32 bits, 4290672329, is no int."""
+    x, n = torch.ones(5000), torch.arange(5000)
+    f = wl.fuse(lambda v: (F.dropout(v, 0.999), torch.bernoulli(v, 0.999)), name="rare")
+    seed = seed_of()
+    rare, mask = run_emulated(f, x)
+    same(rare, (integers(seed, 0, 32, n) >= 4290672329) * torch.tensor(1 / (1 - 0.999)), "dropout")
+    same(mask, (integers(seed, 1, 32, n) < 4290672329).float(), "bernoulli")
+    assert rare.any()
+
+
 def test_a_planted_fault_is_found() -> None:
     """A round less of Philox gives another mask."""
     f = wl.fuse(lambda v: F.dropout(v), name="drop")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -45,7 +46,16 @@ def test_rand_like_of_another_dtype() -> None:
 
 @pytest.mark.parametrize(
     ("p", "bits", "threshold"),
-    [(0.3, 16, 19661), (0.5, 16, 32768), (0.1, 16, 6554), (1e-3, 32, 4294967), (1e-5, 32, 42950), (1.0, 16, 65536), (True, 16, 65536)],
+    [
+        (0.3, 16, 19661),
+        (0.5, 16, 32768),
+        (0.1, 16, 6554),
+        (1e-3, 32, 4294967),
+        (1e-5, 32, 42950),
+        (0.999995, 32, 4294945821),
+        (1.0, 16, 65536),
+        (True, 16, 65536),
+    ],
 )
 def test_a_probability_takes_as_few_bits_as_hold_it(p: float, bits: int, threshold: int) -> None:
     """0.3 * 65536 = 19660.8, off by 1e-5; 1e-3 * 65536 = 65.536, off by 0.7 %."""
@@ -59,6 +69,36 @@ def test_a_probability_takes_as_few_bits_as_hold_it(p: float, bits: int, thresho
     assert torch.equal(torch.signbit(got), torch.signbit(x))
     mask = drawn(bits, x) < threshold
     assert torch.equal(wl.fuse(lambda v: torch.bernoulli(v, p))(x), mask.float())
+
+
+class Runtime:
+    """A number that a call brings, as the trace hands it to a spelling: what is derived of it is computed here at once."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def derived(self, fn: Callable[[float], Any], kind: type) -> Any:
+        return kind(fn(self.value))
+
+
+_NEAR_ENDS = [digits * 10.0**-power for power in range(2, 7) for digits in (1, 1.5, 2, 3, 5, 7, 9.3)]
+PROBABILITIES = [*_NEAR_ENDS, *(1 - p for p in _NEAR_ENDS), *(n / 97 for n in range(1, 97)), 0.9999, 0.999995, 1 - 1e-6]
+
+
+@pytest.mark.parametrize("given", [float, Runtime])
+def test_probabilities_are_held_at_both_ends(given: Callable[[float], Any]) -> None:
+    """The shares of integers on both sides of the threshold, exactly: within 0.1 % of p and of 1 - p, which dropout divides by."""
+    x = torch.ones(4)
+    for p in PROBABILITIES:
+        _, draw, threshold, scale = DRAW_SPELLINGS[F.dropout](x, given(p)).operands
+        kept = 1 - Fraction(threshold, 2**draw.bits)
+        assert abs(kept * Fraction(scale) - 1) <= Fraction(1, 1000), p
+        assert abs((1 - kept) / Fraction(p) - 1) <= Fraction(1, 1000), p
+        _, draw, threshold = DRAW_SPELLINGS[torch.bernoulli](x, given(p)).operands
+        assert Fraction(threshold, 2**draw.bits) == 1 - kept
+    for p in (0.0, 1.0):
+        _, draw, threshold = DRAW_SPELLINGS[torch.bernoulli](x, given(p)).operands
+        assert threshold == p * 2**draw.bits
 
 
 def test_a_runtime_probability_takes_32_bits() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -57,6 +58,14 @@ def test_every_function_is_checked_here_and_has_words() -> None:
         assert isinstance(function, wl.FusedFunction)
         assert function.__doc__
         assert function.__name__ == name
+
+
+@pytest.mark.parametrize("name", [name for name in ops.__all__ if "quantize" in name or name == "bias_dropout_add"])
+def test_shapes_and_errors_have_words_and_there_is_an_example(name: str) -> None:
+    words = getattr(ops, name).__doc__
+    assert "broadcast" in words
+    assert "Raises" in words
+    assert f">>> {name}(" in words
 
 
 @pytest.mark.parametrize("dtype", [bf16, f32, f64], ids=str)
@@ -154,6 +163,63 @@ def test_rope_by_position_ids() -> None:
         ops.rope(x[..., :6], cos, sin)
 
 
+@pytest.mark.parametrize(
+    ("ids", "error", "what"),
+    [
+        ([0, 1, 2], wl.DtypeError, "position_ids is list; allowed: a tensor of torch.int64 or torch.int32"),
+        (1.5, wl.DtypeError, "position_ids is float; allowed"),
+        (torch.zeros(5), wl.DtypeError, "position_ids is torch.float32; allowed"),
+        (torch.zeros(5, dtype=torch.uint8), wl.DtypeError, "position_ids is torch.uint8; allowed"),
+        (torch.zeros(5, dtype=torch.bool), wl.DtypeError, "position_ids is torch.bool; allowed"),
+        (torch.tensor(3), wl.LayoutError, r"position_ids has the shape \(\); allowed: \[positions\] or \[batch, positions\]"),
+        (torch.zeros(1, 2, 5, dtype=torch.int64), wl.LayoutError, r"position_ids has the shape \(1, 2, 5\)"),
+        (torch.tensor([3, 16, 2, 1, 0]), wl.RangeError, "position_ids go from 0 to 16, and cos has 16 rows; allowed: -16 to 15"),
+        (torch.tensor([3, -17, 2, 1, 0]), wl.RangeError, "position_ids go from -17 to 3"),
+        (torch.zeros(5, dtype=torch.int64, device="meta"), wl.DeviceError, "position_ids is on meta and cos on cpu"),
+        (torch.zeros(4, dtype=torch.int64), wl.LayoutError, "broadcast"),
+    ],
+)
+def test_rope_refuses_position_ids(ids: Any, error: type[Exception], what: str) -> None:
+    x, table = torch.randn(2, 5, 3, 8), torch.randn(16, 4)
+    out = torch.full_like(x, 7.0)
+    for use in (ops.rope, ops.rope.reference, functools.partial(ops.rope, out=out), functools.partial(ops.rope.plan, target="h200")):
+        with pytest.raises(error, match=what):
+            use(x, table, table, position_ids=ids)
+    assert torch.equal(out, torch.full_like(x, 7.0))
+
+
+def test_rope_refuses_tables_for_position_ids() -> None:
+    x, table, ids = torch.randn(2, 5, 3, 8), torch.randn(16, 4), torch.arange(5)
+    with pytest.raises(wl.DtypeError, match="cos is float; allowed beside position_ids: a tensor"):
+        ops.rope(x, 1.0, table, position_ids=ids)
+    with pytest.raises(wl.LayoutError, match=r"sin has the shape \(5, 1, 4\); allowed beside position_ids: \[positions, dim / 2\]"):
+        ops.rope(x, table, table[:5, None], position_ids=ids)
+    with pytest.raises(wl.RangeError, match="sin has 4 rows"):
+        ops.rope(x, table, table[:4], position_ids=ids)
+    with pytest.raises(wl.TraceError, match="missing a required argument: 'sin'"):
+        ops.rope(x, table, position_ids=ids)
+
+
+def test_rope_by_position_ids_however_it_is_called() -> None:
+    x, cos, sin = torch.randn(2, 5, 3, 8), torch.randn(16, 4), torch.randn(16, 4)
+    ids = torch.tensor([15, -1, 0, 2, -16], dtype=torch.int32)
+    want = ops.rope(x, cos[ids], sin[ids], inverse=True)
+
+    class Layer:
+        turn = staticmethod(ops.rope)
+        method = ops.rope
+
+    assert torch.equal(Layer().turn(x, cos, sin, position_ids=ids, inverse=True), want)
+    assert type(Layer().method) is type(ops.rope)
+    assert torch.equal(functools.partial(ops.rope, position_ids=ids, inverse=True)(x, cos, sin), want)
+    assert torch.equal(ops.rope.reference(x, cos, sin, position_ids=ids, inverse=True), want)
+    (listed,) = ops.rope.foreach([x], cos, sin, position_ids=ids, inverse=True)
+    assert torch.equal(listed, want)
+    assert ops.rope.explain(x, cos, sin, position_ids=ids, target="h200").minimal.value
+    empty = ops.rope(x[:, :0], cos, sin, position_ids=ids[:0])
+    assert empty.shape == (2, 0, 3, 8)
+
+
 def test_the_gradient_of_rope_turns_back() -> None:
     x, grad = torch.randn(1, 4, 2, 6, requires_grad=True), torch.randn(1, 4, 2, 6)
     angle = torch.arange(4.0)[:, None] * torch.tensor([1.0, 0.5, 0.25])
@@ -204,3 +270,48 @@ def test_quantisers_saturate_and_return(scale: str) -> None:
         assert torch.equal(q, want.clamp(-128, 127).to(torch.int8))
         assert torch.equal(ops.dequantize_int8(q, s, f32, zero_point), (q.float() - (0 if zero_point is None else zero_point)) * s)
     assert ops.quantize_fp8(torch.tensor([math.nan]), torch.tensor(1.0)).float().isnan().item()
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e8m0fnu, f32, bf16, "e4m3fn"], ids=str)
+def test_quantize_fp8_refuses_other_dtypes(dtype: Any) -> None:
+    x, scale = torch.tensor([-3.0, 2.0]), torch.tensor(0.5)
+    allowed = "allowed: torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz"
+    with pytest.raises(wl.DtypeError, match=f"quantize_fp8 got dtype={dtype}; {allowed}"):
+        ops.quantize_fp8(x, scale, dtype)
+    out = torch.full((2,), 9).to(torch.uint8).view(torch.float8_e8m0fnu)
+    with pytest.raises(wl.DtypeError, match=allowed):
+        ops.quantize_fp8(x, scale, dtype=dtype, out=out)
+    assert out.view(torch.uint8).tolist() == [9, 9]
+
+
+def test_quantize_fp8_without_negative_zero() -> None:
+    x = torch.tensor([-3.0, 1e9, -math.inf, math.nan, -0.0])
+    for dtype, top in ((torch.float8_e4m3fnuz, 240.0), (torch.float8_e5m2fnuz, 57344.0)):
+        q = ops.quantize_fp8(x, torch.tensor(0.5), dtype).float()
+        assert q[:3].tolist() == [-6.0, top, -top]
+        assert q[3].isnan()
+        assert torch.copysign(torch.ones(()), q[4]) == 1
+
+
+def test_a_scale_in_fp64_with_dims_divides_in_fp64() -> None:
+    """1 / 0.4 is 2.5 in fp32, which goes to the even 2; the fp64 scale is a little smaller, and the quotient goes to 3."""
+    x, scale = torch.ones(2), torch.full((2,), 0.4 * (1 - 1e-10), dtype=f64)
+    assert ops.quantize_int8(x, scale).tolist() == [3, 3]
+    assert ops.quantize_int8(x, scale[0]).tolist() == [2, 2]
+    assert ops.quantize_int8(x, scale.float()).tolist() == [2, 2]
+    tie, wide = 1.0625, 0.5 + 2.0**-20  # halfway between 1 and 1.125; 1.0625 * wide is a number of fp32
+    near = torch.full((2,), wide * (1 - 5.8e-8), dtype=f64)  # rounds to wide in fp32, but moves the quotient by more than half a step
+    assert ops.quantize_fp8(x * (tie * wide), near).float().tolist() == [1.125, 1.125]
+    assert ops.quantize_fp8(x * (tie * wide), near.float()).float().tolist() == [1.0, 1.0]
+    for s in (near, torch.ones(2, dtype=f64)):
+        nearly = torch.full((2,), tie * (1 + 1e-10), dtype=f64)
+        assert torch.equal(ops.quantize_fp8(nearly, s).float(), ops.quantize_fp8(x * tie, s).float())  # fp64 x is fp32 first
+    q = torch.ones(2, dtype=torch.int8)
+    assert ops.dequantize_int8(q, scale, f64).tolist() == scale.tolist()
+    assert ops.dequantize_fp8(q.to(e4m3), scale, f64).tolist() == scale.tolist()
+
+
+def test_quantize_int8_of_nan_is_torchs_cast() -> None:
+    x = torch.tensor([math.nan] * 40)
+    assert torch.equal(ops.quantize_int8(x, torch.tensor(1.0)), x.to(torch.int8))
+    assert torch.equal(ops.quantize_int8(x, torch.tensor(1.0), 5), x.to(torch.int8))
