@@ -82,6 +82,7 @@ def test_numbers_wherever_they_are() -> None:
             assert_same(got, x * 3.0 + b)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_a_number_on_the_device_does_not_synchronise() -> None:
     xs, step = [random(5000, dtype=torch.float32) for _ in range(50)], torch.tensor(3.0, device=DEVICE)
     scaled.foreach(xs, step, 1.0, out=xs)
@@ -105,6 +106,7 @@ def test_on_another_stream_with_lists_of_one_signature() -> None:
         assert_same(mine, theirs)
 
 
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 def test_a_graph_replays_with_new_contents_and_outlives_the_function() -> None:
     f = wl.fuse(lambda x, y: x * 2 + y, name="replayed")
     xs, ys = ([random(n * 31, dtype=torch.float32) for n in range(1, 300)] for _ in range(2))
