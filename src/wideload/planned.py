@@ -15,7 +15,7 @@ from wideload.errors import CompileError
 from wideload.expr import Expr
 from wideload.nvrtc import Cubin, compile_ptx
 from wideload.plan import KernelPlan
-from wideload.sass import MAIN_PATH_MARKER, Access, disassemble, main_path
+from wideload.sass import Access, disassemble, main_path
 
 if TYPE_CHECKING:
     from wideload.analyze.explain import BuiltKernel
@@ -69,8 +69,7 @@ class PlannedKernel:
     @property
     def main_accesses(self) -> tuple[Access, ...]:
         """The global loads and stores of the path that all blocks take but those at an edge; of all the kernel where it has no edge."""
-        marker = MAIN_PATH_MARKER if MAIN_PATH_MARKER in self.source else f"{self.name}("
-        return main_path(self.compiled.code, self.source, marker=marker)
+        return main_path(self.compiled.code, self.source)
 
 
 class Plan:

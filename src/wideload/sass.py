@@ -18,10 +18,22 @@ from typing import Literal
 
 from wideload.errors import CompileError
 
-__all__ = ["Access", "Instruction", "accesses_by_line", "disassemble", "find_nvdisasm", "main_path", "memory_accesses", "parse_sass"]
+__all__ = [
+    "Access",
+    "Instruction",
+    "accesses_by_line",
+    "disassemble",
+    "edge_lines",
+    "find_nvdisasm",
+    "main_path",
+    "memory_accesses",
+    "parse_sass",
+]
 
 MAIN_PATH_MARKER = "if (is_full"
-"""How generated kernels open the blocks that only thread blocks with nothing but whole accesses enter."""
+"""How generated kernels open the blocks of whole accesses; what threads at an edge do instead stands in their ``else`` blocks."""
+_BRACE = re.compile("[{}]")
+_ELSE = re.compile(r"\s*else\s*(?={)")
 
 _OPCODES: dict[str, tuple[Literal["load", "store"], Literal["global", "shared", "local", "generic", "constant"]]] = {
     "LDG": ("load", "global"),
@@ -133,24 +145,37 @@ def accesses_by_line(cubin: bytes) -> tuple[Access, ...]:
     return memory_accesses(parse_sass(disassemble(cubin, lineinfo=True)))
 
 
-def main_path(cubin: bytes, source: str, *, marker: str = MAIN_PATH_MARKER) -> tuple[Access, ...]:
-    """Return the global and generic accesses of the path that all thread blocks take but those at the edge.
+def main_path(cubin: bytes, source: str) -> tuple[Access, ...]:
+    """Return the global and generic accesses of the path that all thread blocks take but those at the edge: none is of `edge_lines`.
 
-    ``cubin`` was compiled from ``source`` with line information. In ``source``, the path is what stands in the braces after
-    each line that contains ``marker``, and what is inlined there: so a narrow access of the edge's code is no matter,
-    and a wide one there is no alibi. Raises ``CompileError`` where the path has no load or store at all: no line contains ``marker``,
-    or the cubin has no line information.
+    ``cubin`` was compiled from ``source`` with line information. A narrow access of the edge's code is no matter then, and a wide one
+    there is no alibi. Raises ``CompileError`` where no access of the path comes from a line of the source, as without line information.
     """
-    marked = _braced_lines(source, marker)
+    edge = edge_lines(source)
     accesses = tuple(
-        access for access in accesses_by_line(cubin) if access.space in ("global", "generic") and not marked.isdisjoint(access.lines)
+        access for access in accesses_by_line(cubin) if access.space in ("global", "generic") and edge.isdisjoint(access.lines)
     )
-    if not accesses:
-        raise CompileError(
-            f"no global access comes from the {len(marked)} source lines in the braces after {marker!r}; "
-            "mark the path there, and compile with lineinfo=True"
-        )
+    if not any(access.lines for access in accesses):
+        raise CompileError(f"none of {len(accesses)} global accesses comes from a line of the main path: compile with lineinfo=True")
     return accesses
+
+
+def edge_lines(source: str) -> frozenset[int]:
+    """Return the numbers of the lines that only threads at an edge execute: the ``else`` blocks of the ifs of `MAIN_PATH_MARKER`.
+
+    What stands elsewhere is the main path, and all of a kernel without such an if. Raises ``CompileError`` where a block is not closed.
+
+    >>> sorted(edge_lines("if (is_full) {\\n    whole();\\n} else {\\n    part();\\n}\\nrest();"))
+    [3, 4, 5]
+    """
+    text = "\n".join(line.split("//")[0] for line in source.splitlines())
+    edge: set[int] = set()
+    for opened in re.finditer(rf"{re.escape(MAIN_PATH_MARKER)}[^{{]*", text):
+        otherwise = _ELSE.match(text, _block_end(text, opened.end()))
+        if otherwise:
+            first, last = (text.count("\n", 0, at) + 1 for at in (otherwise.end(), _block_end(text, otherwise.end())))
+            edge.update(range(first, last + 1))
+    return frozenset(edge)
 
 
 def _width_bits(opcode: str) -> int:
@@ -158,22 +183,15 @@ def _width_bits(opcode: str) -> int:
     return int(found[1]) if found else _DEFAULT_WIDTH_BITS
 
 
-def _braced_lines(source: str, marker: str) -> frozenset[int]:
-    """Return the numbers of the lines from each with ``marker`` to the brace that closes the block it opens, that last line left out."""
-    lines = source.splitlines()
-    code = [line.split("//")[0] for line in lines]
-    return frozenset(number for start, line in enumerate(lines) if marker in line for number in _block(code, start))
-
-
-def _block(code: list[str], start: int) -> range:
+def _block_end(text: str, start: int) -> int:
+    """Where the block that opens at ``start`` is closed: behind its last brace."""
     depth = 0
-    for index in range(start, len(code)):
-        text = code[index] if depth else code[index][code[index].find("{") :]
-        for brace in re.findall("[{}]", text):
-            depth += 1 if brace == "{" else -1
-            if depth == 0:
-                return range(start + 1, max(index, start + 1) + 1)
-    raise CompileError(f"the block that opens on line {start + 1} of the source is never closed")
+    for brace in _BRACE.finditer(text, start):
+        depth += 1 if brace[0] == "{" else -1
+        if depth == 0:
+            return brace.end()
+    line = text.count("\n", 0, start) + 1
+    raise CompileError(f"the block that opens on line {line} of the source is never closed")
 
 
 @cache

@@ -21,7 +21,7 @@ NUM_SHARES = 24
 """Of the pool of programs; the kernels of a few programs meet more layouts than few kernels of all."""
 FIXED = (6, 10, 12, 13, 20)
 DRAWS, KERNELS = 500, 20
-FAMILIES = {"dense", "rows", "pitched", "tile", "strided"}
+FAMILIES = {"dense", "strips", "rows", "pitched", "tile", "strided"}
 FRESH = random.SystemRandom().randrange(2**32)
 
 
@@ -81,6 +81,8 @@ def replaced(emit: Callable[..., str], pattern: str, fault: str) -> Callable[...
     [
         ("dense", r"first \+ \d+ <= n;", "true;"),
         ("rows", r"e \+ (\d+) <= \(int\)n;", r"e + \1 <= (int)n + 1;"),
+        ("strips", r"(store_vector\(.*)\+ r\)", r"\1+ (r ^ 1))"),
+        ("strips", r"const unsigned column = at0 \*", "const unsigned column = 0 * at0 *"),
         ("pitched", r"% (\d+);  // the row's start", r"% \1 + 1;  // the row's start"),
         ("tile", r"line0 \+ \(int\)along", "line0 + (int)(along ^ 1)"),
         ("strided", r"first \+ k \* 128", "first + k * 127"),

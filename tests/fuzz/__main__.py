@@ -59,7 +59,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, metavar="J", help="processes")
     parser.add_argument("--kernels", type=int, metavar="K", help=f"distinct kernel texts, at most; by default {MAX_KERNELS}")
     parser.add_argument("--elements", type=int, default=0, metavar="E", help="of the largest shape; by default what suits the backend")
-    parser.add_argument("--family", choices=("dense", "rows", "pitched", "tile", "strided"), help="check calls with such a kernel alone")
+    parser.add_argument(
+        "--family", choices=("dense", "strips", "rows", "pitched", "tile", "strided"), help="check calls with such a kernel alone"
+    )
     given = parser.parse_args(arguments)
     os.environ["WIDELOAD_CACHE"] = "0"  # every kernel is compiled, and none is left behind
     seed = random.SystemRandom().randrange(2**32) if given.seed is None else given.seed

@@ -20,6 +20,8 @@ __all__ = ["Case", "Fault", "Layout", "Operand", "Out", "draw_case", "draw_out",
 INPUT_LAYOUTS = "contiguous offset stepped pitched expanded transposed permuted channels_last overlapping any".split()
 ALONG = "contiguous offset pitched pitched expanded transposed any".split()
 """Of the operands beside one that is transposed."""
+WHOLE = "contiguous contiguous contiguous contiguous pitched any".split()
+"""Of operands whose rows are whole accesses as a rule."""
 OUT_LAYOUTS = "contiguous offset stepped pitched pitched pitched transposed permuted channels_last any".split()
 
 SIZES = (
@@ -59,6 +61,9 @@ SIZES = (
 
 PLANE_SIZES = (15, 16, 31, 32, 33, 40, 63, 64, 65, 72, 96, 127, 128, 129, 200, 255, 257, 500, 1000)
 """Of two dims that a transposed operand turns: both sides of half tiles and tiles."""
+
+ROW_SIZES, NUM_ROWS = (16, 32, 48, 64, 80, 128, 144, 512), (2, 4, 6, 8, 12, 16)
+"""Rows of whole accesses of every dtype, and how many of them: of two and of four at a time."""
 
 MAX_DIMS = 5
 SLACK = 4
@@ -148,7 +153,7 @@ def draw_case(seed: int, max_elements: int) -> Case:
     """The case of ``seed`` with shapes of up to ``max_elements``: the same in every process."""
     rng = random.Random(seed)
     program = PROGRAMS[rng.randrange(len(PROGRAMS))]
-    is_turned = rng.random() < 0.15
+    is_turned = rng.random() < 0.15 and program.shapes != "row"
     base = _draw_plane(rng, program, max_elements) if is_turned else _draw_shape(rng, program, max_elements)
     fault: Fault | None = rng.choice(("shapes", "cast", "self-overlap", "partial overlap")) if rng.random() < 0.03 else None
     operands: list[Operand] = []
@@ -162,6 +167,7 @@ def draw_case(seed: int, max_elements: int) -> Case:
             operands.append(replace(operands[twins[0]], same_as=twins[0]))
             continue
         kinds = ("transposed",) if is_turned and position == 0 else ALONG if is_turned else INPUT_LAYOUTS
+        kinds = WHOLE if program.shapes == "row" else kinds
         layout = _draw_fitting(rng, rng.choice(kinds), shape, SLACK * max_elements, is_input=True)
         roomy = [
             i
@@ -186,6 +192,9 @@ def draw_case(seed: int, max_elements: int) -> Case:
 
 def _draw_shape(rng: random.Random, program: Program, max_elements: int) -> tuple[int, ...]:
     """Sizes around vectors, blocks and tiles; a tenth have a size of 0, a third one of 1."""
+    if program.shapes == "row":
+        rows = [rng.choice(NUM_ROWS), rng.choice(ROW_SIZES)]
+        return (rng.randint(1, 4), *rows) if rng.random() < 0.3 and math.prod(rows) * 4 <= max_elements else tuple(rows)
     least = 0 if program.shapes == "broadcast" else 2
     num_dims = rng.choices(range(least, MAX_DIMS + 1), (2, 6, 12, 6, 2, 1)[least:])[0]
     room = int(max_elements ** math.sqrt(rng.random()))
@@ -223,6 +232,8 @@ def _fitted(rng: random.Random, program: Program, sizes: list[int]) -> tuple[int
 
 
 def _operand_shape(rng: random.Random, program: Program, position: int, base: tuple[int, ...]) -> tuple[int, ...]:
+    if program.shapes == "row":
+        return base if position == 0 else base[-1:] if rng.random() < 0.9 else (*base[:-1], 1)
     if (
         program.shapes in ("equal", "square", "even", "heads", "outer")
         or (program.shapes == "rope" and position == 0)

@@ -106,13 +106,14 @@ def run_jobs(jobs: int, draws: int, max_kernels: int, show: Callable[[list[Share
         processes[-1].start()
     running = set(range(jobs))
     while running:
+        ended = [job for job in running if processes[job].exitcode is not None]  # before a look: their messages are in the queue by then
         try:
             job, shares[job], is_last = results.get(timeout=REPORT_S)
             running -= {job} if is_last else set()
         except queue.Empty:
-            for job in [job for job in running if processes[job].exitcode not in (None, 0)]:  # killed: by a kernel, or for memory
+            for job in ended:  # without its last message: killed, by a kernel or for memory, or left by the back door
                 shares[job].mismatches += 1
-                shares[job].reports.append(f"job {job} ended with status {processes[job].exitcode}")
+                shares[job].reports.append(f"job {job} ended with status {processes[job].exitcode} before it was done")
                 running.remove(job)
         show(shares)
     for process in processes:

@@ -25,10 +25,11 @@ Oracle = Literal["eager", "wide", "double"]
 ``numerics="fused"`` for ops that are exact. ``double``: the function in fp64, rounded once, within the program's ``ulps``.
 """
 
-Shapes = Literal["broadcast", "equal", "even", "rope", "square", "heads", "outer"]
+Shapes = Literal["broadcast", "equal", "even", "rope", "square", "heads", "outer", "row"]
 """How operands' shapes follow from the drawn one. ``broadcast``: any that broadcast to it. ``equal``: the shape itself, of two dims at
 least. ``even``: with a last dim of even size. ``rope``: the same, and others that broadcast but for the last dim. ``square``: the last two
-sizes are equal. ``heads``: the last size is a multiple of three. ``outer``: small enough to be squared."""
+sizes are equal. ``heads``: the last size is a multiple of three. ``outer``: small enough to be squared.
+``row``: an even number of rows of whole accesses, and all operands but the first are one row or one element of each."""
 
 NUM_TREES = 16
 DEPTHS = (2, 3, 3)
@@ -96,6 +97,14 @@ _USEFUL: tuple[tuple[str, str, Sequence[tuple[torch.dtype, ...]], dict[str, Any]
     ("swiglu", "lambda a, b: F.silu(a) * b", ((bf16, bf16), (f16, f16)), {"oracle": "double", "ulps": 1}),
     ("swiglu", "lambda a, b: F.silu(a) * b", ((f32, f32),), {"oracle": "double", "ulps": 16}),
     ("bias_gelu", "lambda a, b: F.gelu(a + b, approximate='tanh')", ((bf16, bf16),), {"oracle": "double", "ulps": 2}),
+    # ---- a function of a maths library beside a row, as strips are for
+    ("gated", "lambda a, b: torch.sigmoid(a + b) * b", ((bf16, bf16), (f16, f16)), {"shapes": "row", "oracle": "double", "ulps": 1}),
+    (
+        "exact_function",
+        "lambda a, b: torch.exp2(a - a) * b + a",  # 2^0, for the function
+        ((bf16, bf16), (f16, f16), (f32, f32), (f64, f64), (bf16, f32), (f32, bf16)),
+        {"shapes": "row"},
+    ),
     # ---- casts
     ("to_bf16", "lambda a: a.to(torch.bfloat16)", ((f32,), (f64,), (i8,)), {}),
     ("to_f16", "lambda a: a.to(torch.float16)", ((f32,), (u8,)), {}),

@@ -62,6 +62,11 @@ def causal_dropout(scores: Any) -> Any:
 
 
 @wl.fuse
+def bias_gelu(x: Any, bias: Any) -> Any:
+    return F.gelu(x + bias, approximate="tanh")
+
+
+@wl.fuse
 def rope(x: Any, cos: Any, sin: Any) -> Any:
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
@@ -74,6 +79,7 @@ KERNELS: dict[str, Callable[[], Any]] = {
     "strided_rank_3": lambda: shifted_gelu.plan(meta(4, 6, 10)[:, :5, ::2], meta(5, 1), 2.0, target="sm_90"),
     "rows_misaligned": lambda: shifted_gelu.plan(torch.zeros(5, 30)[:, 1:], torch.zeros(5, 1), 2.0, target="sm_90"),
     "pitched_rope": lambda: rope.plan(*(meta(*shape, 64, dtype=bf16) for shape in ((2, 7, 3), (7, 1), (7, 1))), target="sm_90"),
+    "strips_gelu": lambda: bias_gelu.plan(meta(1 << 15, 2048, dtype=bf16), meta(2048, dtype=bf16), target="sm_90"),
     "rows_positions": lambda: causal_dropout.plan(meta(2, 32, 32, dtype=bf16), target="sm_90"),
     "dense_in_place": lambda: decay.plan(WEIGHT, GRAD, 0.01, out=WEIGHT, target="sm_90"),
     "dense_eager": lambda: rounded.plan(meta(4096, dtype=f16), meta(4096, dtype=f16), target="sm_90"),

@@ -51,7 +51,7 @@ def test_kernels_of_fresh_seeds() -> None:
     ("family", "pattern", "fault"),
     [
         # Of those that stay inside their operands: a fault of the GPU would end the process.
-        *((family, r"out = (\w+);\n}", r"out = \1 + 1;\n}") for family in ("dense", "rows", "pitched")),
+        *((family, r"out = (\w+);\n}", r"out = \1 + 1;\n}") for family in ("dense", "strips", "rows", "pitched")),
         ("tile", r"line0 \+ \(int\)along", "line0 + (int)(along ^ 1)"),
         ("strided", r"first \+ k \* 128", "first + k * 127"),
     ],

@@ -124,6 +124,20 @@ def test_ends_of_realigned_operands_are_left_out() -> None:
     assert set(loads) == {128}
 
 
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
+def test_the_budget_and_the_plan_have_the_same_main_path(target: str) -> None:
+    """Two elements of 8 bytes an access: beside them two int8 that are not aligned, in a load each."""
+    realigned = meta(1 << 16, dtype=torch.float64), meta((1 << 16) + 1, dtype=torch.int8)[1:]
+    turned = meta(1024, 1024), meta(1024, 1024).t()
+    for fn, args in ((torch.add, realigned), (torch.add, EDGED[1:]), (torch.add, turned)):
+        (kernel,) = wl.fuse(fn).plan(*args, target=target).kernels
+        instructions, _ = compiled(fn, *args, target=target)
+        counted = Counter((a.kind, a.width_bits) for a in memory_accesses(instructions) if a.space == "global")
+        assert counted == Counter((a.kind, a.width_bits) for a in kernel.main_accesses)
+        if args is realigned:
+            assert (counted["load", 128], counted["load", 8]) == (1, 2)
+
+
 def test_edges_are_counted_where_they_are_no_edges() -> None:
     """The check can fail: without the source's braces, the narrow accesses of the edge are seen."""
     fn, *args = EDGED

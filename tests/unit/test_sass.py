@@ -14,7 +14,7 @@ import pytest
 from wideload import sass
 from wideload.errors import CompileError
 from wideload.nvrtc import compile_cubin
-from wideload.sass import Access, Instruction, accesses_by_line, disassemble, main_path, memory_accesses, parse_sass
+from wideload.sass import Access, Instruction, accesses_by_line, disassemble, edge_lines, main_path, memory_accesses, parse_sass
 
 # Two 16-byte loads and one store in full blocks; element by element in the last one.
 ADD = """\
@@ -35,18 +35,16 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
         for (int k = 0; k < 4; ++k) { sum.at[k] = a.at[k] + b.at[k]; }
         *reinterpret_cast<vec4*>(out + i) = sum;
-        return;
+    } else {
+        for (int i = first + threadIdx.x; i < n; i += 256) out[i] = x[i] + y[i];
     }
-    for (int i = first + threadIdx.x; i < n; i += 256) out[i] = x[i] + y[i];
 }
 """
 NARROW_LOADS = ADD.replace("return *reinterpret_cast<const vec4*>(p);", "return {p[0], p[1], p[2], p[3]};")
 NARROW_STORE = ADD.replace("*reinterpret_cast<vec4*>(out + i) = sum;", "for (int k = 0; k < 4; ++k) out[i + k] = sum.at[k];")
 # The vectors are on a path that full blocks do not take.
-WIDE_EDGE = ADD.replace("if (is_full) {", "if (n & 1) {").replace(
-    "    for (int i = first", "    if (is_full)\n    {\n    for (int i = first"
-)
-WIDE_EDGE = WIDE_EDGE.removesuffix("}\n") + "    }\n}\n"
+WIDE_EDGE = ADD.replace("if (is_full) {", "if (is_full) {\n        out[first + threadIdx.x] = x[first + threadIdx.x];\n    } else {")
+WIDE_EDGE = WIDE_EDGE[: WIDE_EDGE.rindex("    } else {")] + "    }\n}\n"
 
 
 def compile_add(source: str, arch: str = "sm_90", name: str = "add") -> bytes:
@@ -194,7 +192,7 @@ extern "C" __global__ void copy(const float* x, float* out)
 }
 """
     cubin = compile_add(source, "sm_100", "copy")
-    assert widths(main_path(cubin, source, marker="// inner block")) == {("load", 256): 1, ("store", 256): 1}
+    assert widths(main_path(cubin, source)) == {("load", 256): 1, ("store", 256): 1}
 
 
 def test_spills_are_local_accesses() -> None:
@@ -215,9 +213,7 @@ extern "C" __global__ void __launch_bounds__(1024, 2) reverse(float* x)
     assert sum(access.width_bits // 8 for access in local if access.kind == "load") == cubin.spill_load_bytes
 
 
-def test_a_path_without_accesses_is_never_called_wide() -> None:
-    with pytest.raises(CompileError, match="no global access comes from the 0 source lines in the braces after '// no such'"):
-        main_path(compile_add(ADD), ADD, marker="// no such")
+def test_a_path_without_lines_is_never_called_wide() -> None:
     no_lineinfo = compile_cubin(ADD, arch="sm_90", name="add", lineinfo=False).code
     with pytest.raises(CompileError, match="compile with lineinfo=True"):
         main_path(no_lineinfo, ADD)
@@ -225,22 +221,22 @@ def test_a_path_without_accesses_is_never_called_wide() -> None:
 
 def test_a_block_that_never_closes_is_refused() -> None:
     with pytest.raises(CompileError, match="opens on line 2 of the source is never closed"):
-        sass._braced_lines("int x;\nif (is_full) {\n  // }\n", "if (is_full)")
+        edge_lines("int x;\nif (is_full) {\n  // }\n")
 
 
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
-        ("a\nif (m) {\nb\nc\n}\nd", {2, 3, 4}),
-        ("} else if (m) {\nb\n} else {\nc\n}", {1, 2}),
-        ("if (m) { b }\nelse { c }", {1}),
-        ("if (m)\n{\nb {\n}  // }\nc\n}\nd", {1, 2, 3, 4, 5}),
-        ("x {  // m {\nb\n}\nc", {1, 2}),
-        ("if (m) {\n}\nif (m) {\nb\n}", {1, 3, 4}),
+        ("a\nif (is_full) {\nb\n} else {\nc\nd\n}\ne", {4, 5, 6, 7}),
+        ("if (is_full\n    && more) {  // } else {\nb\n}\nelse  // {\n{\nif (x) { c } else { d }\n}\ne", {6, 7, 8}),
+        ("if (is_full) { b }\nelse { c }\nd", {2}),
+        ("if (is_full) {\nif (x) {\nb\n} else {\nc\n}\n} else {\nd\n}\ne", {7, 8, 9}),
+        ("if (is_full) {\nb\n}\nc\nif (is_full || x) {\nb\n} else {\nd\n}", {7, 8, 9}),
+        ("if (other) {\nb\n} else {\nc\n}", set()),
     ],
 )
-def test_the_braces_after_a_marker(source: str, expected: set[int]) -> None:
-    assert sass._braced_lines(source, "m" if "// m" in source else "(m)") == expected
+def test_the_edge_is_what_stands_behind_whole_accesses(source: str, expected: set[int]) -> None:
+    assert edge_lines(source) == expected
 
 
 def test_a_damaged_cubin_is_a_compile_error() -> None:

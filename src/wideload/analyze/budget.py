@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, get_args
 
-from wideload.sass import Instruction, memory_accesses, parse_sass
+from wideload.sass import Instruction, edge_lines, memory_accesses, parse_sass
 
 __all__ = ["UNITS", "Unit", "boost_clock_mhz", "count_units", "main_instructions", "unit_of", "unit_rates", "unit_time_us"]
 
@@ -109,20 +109,15 @@ _TARGET = re.compile(r"^(\.L_x_\d+):\s*\n(?:(?!\.L_x_)[^\n]*\n)*?\s*/\*([0-9a-f]
 """A label, and the address of the instruction behind it."""
 _RARE_FUNCTION = re.compile("slowpath|mediumpath")
 """In the names of the functions that CUDA's own arithmetic calls for operands that its fast path cannot do."""
-_EDGE_MARKER = "} else {"
-"""How generated kernels open what only threads at an edge do: the other branch has the whole accesses."""
-_ENDS_MARKER = "return load_elements<"
-"""How the prelude's realigned load leaves where whole words would reach beyond its operand."""
 
 
 def main_instructions(sass: str, source: str, kernel: str) -> tuple[Instruction, ...]:
     """Return what a thread executes that is not at an edge, of SASS with line information (``disassemble(..., lineinfo=True)``).
 
-    Left out are the blocks after ``} else {`` in the kernel's own lines, and the slow paths of CUDA's arithmetic: functions, and loops
-    that a branch skips. A function that was not inlined stands once for each call. Other branches inside an op count as if they
-    were taken: this is an upper bound.
+    Left out are the source's `edge_lines`, and the slow paths of CUDA's arithmetic: functions, and loops that a branch skips. A function
+    that was not inlined stands once for each call. Other branches inside an op count as if they were taken: this is an upper bound.
     """
-    edge = _edge_lines(source, kernel)
+    edge = edge_lines(source)
     labels = list(_LABEL.finditer(sass))
     ends = [label.start() for label in labels[1:]] + [len(sass)]
     functions = {label[1]: _executed(sass[label.end() : end], edge) for label, end in zip(labels, ends, strict=True)}
@@ -165,25 +160,6 @@ def _rare_loops(sass: str, instructions: Sequence[Instruction]) -> list[range]:
     skips = [range(at + 1, to) for at, to in jumps if to > at]
     around = ([skip for skip in skips if start in skip and end in skip] for start, end in loops)
     return [min(enclosing, key=len) for enclosing in around if enclosing]
-
-
-def _edge_lines(source: str, kernel: str) -> frozenset[int]:
-    """The numbers of the lines inside the kernel's ``} else {`` blocks, and of those where a realigned load reaches its operand's ends."""
-    lines = [line.split("//")[0] for line in source.splitlines()]
-    start = next((number for number, line in enumerate(lines) if re.search(rf"\b{re.escape(kernel)}\(", line)), len(lines))
-    edge = {number for number, line in enumerate(lines[:start], start=1) if _ENDS_MARKER in line}
-    depth = 0
-    opened: list[int] = []
-    for number, line in enumerate(lines[start:], start=start + 1):
-        if opened:
-            edge.add(number)
-        for brace in re.findall("[{}]", line):
-            depth += 1 if brace == "{" else -1
-            while opened and depth < opened[-1]:
-                opened.pop()
-        if _EDGE_MARKER in line:
-            opened.append(depth)
-    return frozenset(edge)
 
 
 def count_units(instructions: Iterable[Instruction], elements: int) -> dict[Unit, float]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from wideload.emit.text import unrolled
 from wideload.lower import Program
 from wideload.plan import MAX_INLINED_FUNCTIONS
 
@@ -47,7 +48,7 @@ def element_loop(program: Program, held: Sequence[str], count: int) -> list[str]
     operands += [f"{p.name}_v.get(k)" for p in program.positions]
     call = element_call(program, operands, [f"{r.name}_v[k]" for r in program.results])
     results = [f"{r.type.compute} {r.name}_v[{count}];" for r in program.results]
-    return [*results, "#pragma unroll", f"for (int k = 0; k < {count}; ++k) {call}"]
+    return [*results, *unrolled("k", count, call)]
 
 
 def _comment(text: str) -> str:

@@ -7,6 +7,7 @@ A block looks at the addresses itself: aligned tensors take whole accesses, othe
 from __future__ import annotations
 
 from wideload.emit.element import element_call
+from wideload.emit.text import indented, unrolled
 from wideload.errors import DtypeError
 from wideload.lower import Program
 from wideload.plan import Variant
@@ -74,30 +75,21 @@ def emit_foreach(program: Program, variant: Variant) -> str:
         lines += ["if (is_full) {  // whole accesses, no bounds"]
         whole = [f"{p.name}_v[m] = load_vector<{count}>({p.name}_data + e + m * {step});" for p in runs]
         parts = [f"{p.name}_v[m] = load_part<{count}>({p.name}_data, e + m * {step}, n);" for p in runs]
-        lines += _indented(_for_each(table.accesses, whole))
+        lines += indented(unrolled("m", table.accesses, whole))
         lines += ["} else {  // the ends of a tensor, or addresses that are not aligned"]
-        lines += _indented(_for_each(table.accesses, parts))
+        lines += indented(unrolled("m", table.accesses, parts))
         lines += ["}"]
     lines += [f"{r.type.compute} {r.name}_v[{table.accesses}][{count}];" for r in program.results]
-    lines += _for_each(table.accesses, ["#pragma unroll", f"for (int k = 0; k < {count}; ++k) {call}"])
+    lines += unrolled("m", table.accesses, unrolled("k", count, call))
     stores = []
     for r in program.results:
         data, at = f"{r.name}_data", f"e + m * {step}"
         stores += [f"if (is_full || is_whole<{count}>({data}, {at}, n)) {{", f"    store_whole({data} + {at}, {r.name}_v[m]);"]
         stores += ["} else {", f"    store_some({data}, {at}, n, {r.name}_v[m]);", "}"]
-    lines += _for_each(table.accesses, stores)
+    lines += unrolled("m", table.accesses, stores)
     struct = "\n".join([f"struct {name}_lists_data {{  // of each tensor, by value", *members, "};"])
     head = (
         f'extern "C" __global__ void __launch_bounds__({threads})\n{name}_foreach(\n'
         f"    const __grid_constant__ {name}_lists_data lists_data,\n    const int* __restrict__ chunks_data)"
     )
-    return f"{struct}\n\n{head}\n{{\n" + "\n".join(_indented(lines)) + "\n}"
-
-
-def _for_each(accesses: int, body: list[str]) -> list[str]:
-    """The statements for each of a thread's accesses ``m``."""
-    return ["#pragma unroll", f"for (int m = 0; m < {accesses}; ++m) {{", *_indented(body), "}"]
-
-
-def _indented(lines: list[str]) -> list[str]:
-    return [line if line.startswith("#") else f"    {line}" for line in lines]
+    return f"{struct}\n\n{head}\n{{\n" + "\n".join(indented(lines)) + "\n}"

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from wideload.emit.element import element_loop
 from wideload.emit.positions import count_positions, declare_positions, set_positions
-from wideload.emit.signature import INDEX_TYPES, emit_definition, emit_uniform
+from wideload.emit.signature import emit_definition, emit_uniform
+from wideload.emit.text import INDEX_TYPES, division_sizes, take_apart, unrolled
 from wideload.emit.walk import WalkedLoad, guarded, walk_sizes, walked_loads, whole_loads, whole_words
 from wideload.lower import Program
 from wideload.plan import THREADS, Variant
@@ -18,35 +19,28 @@ __all__ = ["emit_pitched"]
 def emit_pitched(program: Program, variant: Variant) -> str:
     """The kernel's text. ``slot`` is a thread's access in its row; the first and the last may reach beyond the row's ends."""
     rank, count = variant.rank, variant.elements
-    index, unsigned, divide = INDEX_TYPES[variant.index_bits]
+    index, unsigned, _ = INDEX_TYPES[variant.index_bits]
     loads = walked_loads(program, variant)
     stores = list(zip(program.results, variant.stores, strict=True))
     beat = program.results[0].name
-    sizes = ["n", "size0", "phase"]
-    for d in range(rank - 1):
-        sizes += [f"slots{d}" if d == 0 else f"size{d}", f"multiplier{d}", f"shift{d}"]
-    sizes += walk_sizes(loads, rank)
+    divisors = ["slots0", *(f"size{d}" for d in range(1, rank - 1))]
+    sizes = ["n", "size0", "phase", *division_sizes(divisors), *walk_sizes(loads, rank)]
     sizes += [f"{r.name}_stride{d}" for r in program.results for d in range(1, rank)]
 
     def row(name: str) -> str:
         """Where the row starts in an operand or a result."""
         return " + ".join(f"at{d} * ({unsigned}){name}_stride{d}" for d in range(1, rank))
 
+    outer = [f"at{d}" for d in range(1, rank)]
+    places, rest = take_apart("i", ["slot", *outer[:-1]], divisors, variant.index_bits)
     body = [
         f"const {unsigned} i = ({unsigned})blockIdx.x * {THREADS} + threadIdx.x;",
         f"if (i >= ({unsigned})n) return;",
         *emit_uniform(program, variant),
-        f"const {unsigned} rest0 = {divide}(i, multiplier0, shift0);",
-        f"const {unsigned} slot = i - rest0 * ({unsigned})slots0;",
+        *places,
+        f"const {unsigned} {outer[-1]} = {rest};",
+        *(f"const {unsigned} {r.name}_at = {row(r.name)};" for r in program.results),
     ]
-    rest = "rest0"
-    for d in range(1, rank - 1):
-        body.append(f"const {unsigned} rest{d} = {divide}({rest}, multiplier{d}, shift{d});")
-        body.append(f"const {unsigned} at{d} = {rest} - rest{d} * ({unsigned})size{d};")
-        rest = f"rest{d}"
-    body.append(f"const {unsigned} at{rank - 1} = {rest};")
-    body += [f"const {unsigned} {r.name}_at = {row(r.name)};" for r in program.results]
-    outer = [f"at{d}" for d in range(1, rank)]
 
     def place_in(load: WalkedLoad) -> str:
         return f"({row(load.name)} + ({unsigned}){load.along('column')})"
@@ -80,7 +74,7 @@ def emit_pitched(program: Program, variant: Variant) -> str:
                 *count_positions(program, variant, count, ["column", *outer]),
             ],
             "the ends of a row",
-            ["#pragma unroll", f"for (int k = 0; k < {count}; ++k) {{", *(f"    {line}" for line in singles), "}"],
+            unrolled("k", count, singles),
         ),
         *element_loop(program, [load.name for load in loads], count),
         *guarded(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from wideload.emit.element import element_loop
 from wideload.emit.positions import count_positions, declare_positions, set_positions
-from wideload.emit.signature import INDEX_TYPES, emit_definition, emit_uniform
+from wideload.emit.signature import emit_definition, emit_uniform
+from wideload.emit.text import INDEX_TYPES, division_sizes, take_apart, unrolled
 from wideload.emit.walk import WalkedLoad, guarded, walk_sizes, walked_loads, whole_loads, whole_words
 from wideload.lower import Program
 from wideload.plan import THREADS, Variant
@@ -19,24 +20,17 @@ __all__ = ["emit_rows"]
 def emit_rows(program: Program, variant: Variant) -> str:
     """The kernel's text. Elements ``e`` to ``e + count`` of the output are a thread's; only at a row's end do they lie in two rows."""
     rank, count = variant.rank, variant.elements
-    index, unsigned, divide = INDEX_TYPES[variant.index_bits]
+    index, unsigned, _ = INDEX_TYPES[variant.index_bits]
     loads = walked_loads(program, variant)
     stores = list(zip(program.results, variant.stores, strict=True))
-    sizes = ["n", "pad"]
-    for d in range(rank - 1):
-        sizes += [f"size{d}", f"multiplier{d}", f"shift{d}"]
-    sizes += walk_sizes(loads, rank)
+    divisors, inner = [f"size{d}" for d in range(rank - 1)], [f"at{d}" for d in range(rank - 1)]
+    sizes = ["n", "pad", *division_sizes(divisors), *walk_sizes(loads, rank)]
 
     def place(e: str) -> list[str]:
         """Statements that take element ``e`` apart into the column and the rows' coordinates."""
-        lines, rest = [], f"({unsigned})({e})"
-        for d in range(rank - 1):
-            lines.append(f"const {unsigned} rest{d} = {divide}({rest}, multiplier{d}, shift{d});")
-            lines.append(f"const {unsigned} at{d} = {rest} - rest{d} * ({unsigned})size{d};")
-            rest = f"rest{d}"
-        return lines
+        return take_apart(f"({unsigned})({e})", inner, divisors, variant.index_bits)[0]
 
-    coordinates = [*(f"at{d}" for d in range(rank - 1)), f"rest{rank - 2}" if rank > 1 else "e"]
+    coordinates = [*inner, f"rest{rank - 2}" if rank > 1 else "e"]
     column = coordinates[0] if rank > 1 else "e"
 
     def row(load: WalkedLoad) -> str:
@@ -55,7 +49,6 @@ def emit_rows(program: Program, variant: Variant) -> str:
     singles += set_positions(program, variant, [column if rank > 1 else "e + k", *coordinates[1:]])
     begin = "" if variant.is_whole else f" - ({index})pad"
     in_row = f" && {column} + {count} <= ({unsigned})size0" if rank > 1 else ""
-    ends = ["#pragma unroll", f"for (int k = 0; k < {count}; ++k) {{", *(f"    {line}" for line in singles), "}"]
     body = [
         f"const {index} e = (({index})blockIdx.x * {THREADS} + ({index})threadIdx.x) * {count}{begin};",
         f"if (e >= ({index})n) return;",
@@ -72,7 +65,7 @@ def emit_rows(program: Program, variant: Variant) -> str:
                 *count_positions(program, variant, count, coordinates),
             ],
             "the ends of a row or of the output",
-            ends,
+            unrolled("k", count, singles),
         ),
         *element_loop(program, [load.name for load in loads], count),
         *guarded(

@@ -8,20 +8,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wideload.emit.positions import position_sizes
+from wideload.emit.text import indented
 from wideload.lower import Program
 from wideload.plan import MANY_LOADS, MANY_LOADS_BLOCKS, TILE_BLOCKS, Variant
 
-__all__ = ["INDEX_TYPES", "emit_definition", "emit_uniform"]
-
-INDEX_TYPES = {32: ("int", "unsigned", "divide_u31"), 64: ("long long", "unsigned long long", "divide_u63")}
-"""By bits of an index: its type, the unsigned one, and the prelude's division of it."""
+__all__ = ["emit_definition", "emit_uniform"]
 
 _COMPLEX = "complex<double>"
 
 
 def emit_definition(program: Program, variant: Variant, sizes: Sequence[str], body: Sequence[str]) -> str:
     """The kernel whose run-time integers are ``sizes`` and whose statements, a line each, are ``body``."""
-    text = "\n".join(line if line.startswith("#") else f"    {line}" for line in body)
+    text = "\n".join(indented(body))
     return f"{_head(program, variant, sizes)}\n{{\n{text}\n}}"
 
 

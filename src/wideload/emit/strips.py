@@ -6,7 +6,8 @@ A thread takes the same columns of several rows, so that what they share is read
 from __future__ import annotations
 
 from wideload.emit.element import element_call
-from wideload.emit.signature import INDEX_TYPES, emit_definition, emit_uniform
+from wideload.emit.signature import emit_definition, emit_uniform
+from wideload.emit.text import INDEX_TYPES, division_sizes, indented, take_apart, unrolled
 from wideload.lower import Program
 from wideload.plan import THREADS, Variant
 
@@ -18,11 +19,10 @@ def emit_strips(program: Program, variant: Variant) -> str:
     assert variant.strip is not None
     rank, rows, dim = variant.rank, variant.strip.rows, variant.strip.dim
     count = variant.elements // rows
-    _, unsigned, divide = INDEX_TYPES[variant.index_bits]
+    _, unsigned, _ = INDEX_TYPES[variant.index_bits]
     loads = [(p, access) for p, access in zip(program.parameters, variant.loads, strict=True) if access in ("vector", "repeated", "row")]
-    sizes = ["n"]
-    for d in range(rank - 1):
-        sizes += [f"slots{d}", f"multiplier{d}", f"shift{d}"]
+    divisors = [f"slots{d}" for d in range(rank - 1)]
+    sizes = ["n", *division_sizes(divisors)]
     names = [*(p.name for p, _ in loads), *(r.name for r in program.results)]
     sizes += [f"{name}_stride{d}" for name in names for d in range(1, rank)]
 
@@ -47,35 +47,22 @@ def emit_strips(program: Program, variant: Variant) -> str:
     operands = [f"widen({held[p.name]})" if p.name in held else p.name for p in program.parameters]
     each = [
         *(f"{r.type.compute} {r.name}_v[{count}];" for r in program.results),
-        "#pragma unroll",
-        f"for (int k = 0; k < {count}; ++k) {element_call(program, operands, [f'{r.name}_v[k]' for r in program.results])}",
+        *unrolled("k", count, element_call(program, operands, [f"{r.name}_v[k]" for r in program.results])),
     ]
     stores = [f"store_vector({r.name}_data + ({place(r.name)} + column), {r.name}_v);" for r in program.results]
+    places, rest = take_apart("i", [f"at{d}" for d in range(rank - 1)], divisors, variant.index_bits)
     body = [
         f"const {unsigned} i = ({unsigned})blockIdx.x * {THREADS} + threadIdx.x;",
         f"if (i >= ({unsigned})n) return;",
         *emit_uniform(program, variant),
-        *_coordinates(rank, unsigned, divide),
+        *places,
+        f"const {unsigned} at{rank - 1} = {rest};",
         f"const {unsigned} column = at0 * {count};",
         *declared,
-        *_each_row(rows, own),
+        *unrolled("r", rows, own, ctype="unsigned"),
         "{  // once for all rows",
-        *(f"    {line}" for line in repeated),
+        *indented(repeated),
         "}",
-        *_each_row(rows, [*each, *stores]),
+        *unrolled("r", rows, [*each, *stores], ctype="unsigned"),
     ]
     return emit_definition(program, variant, sizes, body)
-
-
-def _coordinates(rank: int, unsigned: str, divide: str) -> list[str]:
-    lines, rest = [], "i"
-    for d in range(rank - 1):
-        lines.append(f"const {unsigned} rest{d} = {divide}({rest}, multiplier{d}, shift{d});")
-        lines.append(f"const {unsigned} at{d} = {rest} - rest{d} * ({unsigned})slots{d};")
-        rest = f"rest{d}"
-    return [*lines, f"const {unsigned} at{rank - 1} = {rest};"]
-
-
-def _each_row(rows: int, statements: list[str]) -> list[str]:
-    inside = [line if line.startswith("#") else f"    {line}" for line in statements]
-    return ["#pragma unroll", f"for (unsigned r = 0; r < {rows}; ++r) {{", *inside, "}"]

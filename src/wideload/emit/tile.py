@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from wideload.emit.element import element_call
 from wideload.emit.positions import count_positions
-from wideload.emit.signature import INDEX_TYPES, emit_definition, emit_uniform
+from wideload.emit.signature import emit_definition, emit_uniform
+from wideload.emit.text import INDEX_TYPES, division_sizes, indented, unrolled
 from wideload.emit.walk import WalkedLoad, whole_words
 from wideload.lower import Parameter, Program
 from wideload.plan import ACCESS_BYTES, REGISTER_BYTES, Access, Variant
@@ -74,8 +75,8 @@ class _TileText:
             body += self._whole_accesses()
         else:
             body += [f"const bool is_full = {self._is_full()};", "if (is_full) {  // whole accesses, no bounds"]
-            body += [*_indent(self._whole_accesses()), "} else {  // a tile at an edge: one line at a time, and bounds"]
-            body += [*_indent(self._single_lines()), "}"]
+            body += [*indented(self._whole_accesses()), "} else {  // a tile at an edge: one line at a time, and bounds"]
+            body += [*indented(self._single_lines()), "}"]
         return emit_definition(self.program, self.variant, self._sizes(), body)
 
     def _whole_accesses(self) -> list[str]:
@@ -85,7 +86,7 @@ class _TileText:
         body = ["// everything that is read, in flight at once", *self._declare(self.early, f"[{self.passes}][{tile.depth}]")]
         if self.early:
             loads = [*self._line(), *(self._load_whole(p, access, "[m][d]") for p, access in self.early)]
-            body += _unrolled("m", self.passes, [place, *_unrolled("d", tile.depth, loads)])
+            body += unrolled("m", self.passes, [place, *unrolled("d", tile.depth, loads)])
         for p, access in self.turned:
             if self.variant.is_whole:
                 bounds = f"({self.index})size0, ({self.index})size1"
@@ -98,7 +99,7 @@ class _TileText:
         each = [place, *self._declare(self.late, f"[{tile.depth}]")]
         if self.late:
             loads = [*self._line(), *(self._load_whole(p, access, "[d]") for p, access in self.late)]
-            each += _unrolled("d", tile.depth, loads)
+            each += unrolled("d", tile.depth, loads)
         guard = "if (is_inside) " if self.variant.is_whole else ""
         line = [
             *self._line(),
@@ -106,8 +107,8 @@ class _TileText:
             *self._compute(),
             *(guard + store for store in self._store_whole()),
         ]
-        each += [*(self._gather_access() if not tile.halo else ()), *_unrolled("d", tile.depth, line)]
-        return body + _unrolled("m", self.passes, each)
+        each += [*(self._gather_access() if not tile.halo else ()), *unrolled("d", tile.depth, line)]
+        return body + unrolled("m", self.passes, each)
 
     def _single_lines(self) -> list[str]:
         """A tile that is partly outside."""
@@ -121,14 +122,12 @@ class _TileText:
         line += [*self._declare(direct, ""), *(self._load_inside(p, access) for p, access in direct)]
         line += [*self._gather_line(), *self._compute(is_edge=True), *self._store_inside()]
         loop = f"for (unsigned k = threadIdx.x; k < {tile.columns * tile.lines // tile.width}; k += {threads}) {{"
-        return [*body, "__syncthreads();", "#pragma unroll 1", loop, *_indent(line), "}"]
+        return [*body, "__syncthreads();", "#pragma unroll 1", loop, *indented(line), "}"]
 
     def _sizes(self) -> list[str]:
         """The names of the run-time integers, in the plan's order."""
         rank = self.variant.rank
-        sizes = ["size0", "size1", "phase"]
-        for d in range(rank - 1):
-            sizes += [self._size_name(d), f"multiplier{d}", f"shift{d}"]
+        sizes = ["size0", "size1", "phase", *division_sizes([self._size_name(d) for d in range(rank - 1)])]
         for p, access in self.loads:
             if access not in ("uniform", "value"):
                 known = {"strided": None, "turned": 1, "turned_realigned": 1}.get(access, 0)
@@ -219,7 +218,7 @@ class _TileText:
         load = f"load_turned<{tile.lines}, {tile.width}, {tile.depth}>"
         lines = [f"const unsigned turn = tile_turn(across / {tile.width});"]
         lines += [f"vec<{p.type.storage}, {tile.depth}> {p.name}_r[{tile.width}];" for p, _ in self.turned]
-        return lines + _unrolled(
+        return lines + unrolled(
             "e", tile.width, [f"{p.name}_r[e] = {load}({p.name}_tile, across + e, along, turn);" for p, _ in self.turned]
         )
 
@@ -282,7 +281,7 @@ class _TileText:
         lines = count_positions(self.program, self.variant, self.tile.width, place, declared=False)
         lines += [f"{r.type.compute} {r.name}_v[{self.tile.width}];" for r in self.program.results]
         results = [f"{r.name}_v[e]" for r in self.program.results]
-        return lines + _unrolled("e", self.tile.width, [element_call(self.program, operands, results)])
+        return lines + unrolled("e", self.tile.width, [element_call(self.program, operands, results)])
 
     def _store_whole(self) -> list[str]:
         stores = zip(self.program.results, self.variant.stores, strict=True)
@@ -307,11 +306,3 @@ def _is_aligned(access: Access) -> str:
 
 def _ends(p: Parameter) -> str:
     return f"{p.name}_data, {p.name}_data + {p.name}_span"
-
-
-def _unrolled(variable: str, count: int, statements: list[str]) -> list[str]:
-    return ["#pragma unroll", f"for (int {variable} = 0; {variable} < {count}; ++{variable}) {{", *_indent(statements), "}"]
-
-
-def _indent(statements: list[str]) -> list[str]:
-    return [line if line.startswith("#") else f"    {line}" for line in statements]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from wideload.emit.text import indented
 from wideload.lower import Parameter, Program
 from wideload.plan import Access, Variant
 
@@ -81,5 +82,4 @@ def guarded(variant: Variant, condition: str, whole: Sequence[str], comment: str
     """``whole`` where ``condition`` holds, ``edge`` where it does not; a variant without edges has no condition to look at."""
     if variant.is_whole or not whole:
         return list(whole)
-    inside = [line if line.startswith("#") else f"    {line}" for line in edge]
-    return [f"if ({condition}) {{  // whole accesses", *(f"    {line}" for line in whole), f"}} else {{  // {comment}", *inside, "}"]
+    return [f"if ({condition}) {{  // whole accesses", *indented(whole), f"}} else {{  // {comment}", *indented(edge), "}"]
