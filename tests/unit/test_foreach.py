@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -10,12 +11,17 @@ import torch
 import wideload as wl
 from wideload import foreach as foreach_module
 from wideload.foreach import find_listed
-from wideload.lists import split_lists
+from wideload.lists import list_arguments, split_lists
 
 f32, i8 = torch.float32, torch.int8
 
 plus_one = wl.fuse(lambda x: x + 1, name="plus_one")
 both = wl.fuse(lambda x, y: (x + y, x * y), name="both")
+DEFAULT = torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+
+def sums(x: Any, y: Any = DEFAULT, s: Any = 1.0, n: Any = 2) -> Any:
+    return x * n + y * s, x - y * n
 
 
 def test_each_item_is_what_the_function_gives() -> None:
@@ -107,6 +113,8 @@ def test_what_needs_a_call_an_item_is_left_to_it() -> None:
     assert find(plus_one, later) is None
     assert find(wl.fuse(lambda x, p: x * p[0]), xs, [(1.0, 2), (3.0, 4)]) is None
     assert find(wl.fuse(lambda x, p: x * p["s"]), xs, {"s": torch.tensor(2.0)}) is None
+    assert find(both, xs, torch.full((3,), 1j).conj()) is find(both, xs, torch._neg_view(xs[0])) is None
+    assert find(wl.fuse(sums), [DEFAULT, DEFAULT]) is None  # a default, which another call may have in other places
     assert find(wl.fuse(lambda x: {"y": x + 1}), xs, out=[{"y": x} for x in xs]) is None
     assert find(wl.fuse(lambda x: (x, x + 1)), xs).listed.others == (0, 1)
     assert find(wl.fuse(lambda x, n: (x + 1, n * 2)), xs, 3).listed.others == (0, 1)
@@ -157,3 +165,69 @@ def test_memory_is_looked_at_again_when_addresses_change(launched: list[int]) ->
     halves = [whole[:4], whole[4:8]]
     find(plus_one, halves, out=[h.view(4) for h in halves]).run()
     assert len(launched) == 4
+
+
+# ---- what was planned for one call and is taken for another
+
+
+def planned(f: wl.FusedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """All that a call takes of its plan, and the words of its tables where the outputs lie at 0; ``None``: it goes item by item."""
+    lists = split_lists(f.__name__, f._parameters(), args, kwargs, None)
+    first = f._bind(*lists.at(0))
+    call = find_listed(f, lists, first)
+    if call is None:
+        return None
+    addresses = [*map(call._addresses, call.columns), *[torch.zeros(lists.length, dtype=torch.int64).numpy()] * 2]
+    slots = dict(call.listed.slots)
+
+    def scalars(item: int) -> tuple[Any, ...]:
+        return tuple(lists.values[slots[slot]][item] if slot in slots else value for slot, value in enumerate(first.scalars))
+
+    return call.listed.outputs, [
+        (plan.program, plan.variant, plan.sizes, list_arguments(plan, call.columns, addresses, scalars).tolist())  # type: ignore[arg-type]
+        for plan in call.listed.plans or ()
+    ]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_call_takes_the_plan_that_a_new_function_makes(seed: int) -> None:
+    """Twelve calls, each a change or two from the one before: the order and spelling of arguments, kinds, dtypes, shapes, aliases, lengths.
+
+    A key that leaves out any of it gives a call the plan of another.
+    """
+    rng = random.Random(seed)
+    length, pool = 2, [DEFAULT, *(torch.full((4,), float(k)) for k in range(3)), torch.ones(6)[:4].to(torch.bfloat16), torch.ones(8)[::2]]
+    pool += [torch.ones(4, dtype=torch.complex64), torch.full((4,), 1j).conj(), torch.ones(1), torch.ones(4, requires_grad=True)]
+    numbers: dict[str, list[Any]] = {"s": [1.0, 2.0, 3, 1j, True], "n": [2, 3, 2.0, -0.0, True]}
+
+    def new_value(name: str) -> Any:
+        """One for all, or a list; alike enough that calls often differ in one thing."""
+        choices = pool if name in "xy" or (name == "s" and rng.random() < 0.2) else numbers[name]
+        common = choices if rng.random() < 0.2 else choices[:2]
+        kind = rng.random()
+        return rng.choice(common) if kind < 0.4 else [rng.choice(common) for _ in range(length)]
+
+    f = wl.fuse(sums, static=("n",))
+    given = {"x": [pool[1]] * length, "y": [pool[2]] * length, "s": 2.0, "n": 2}
+    num_planned = 0
+    for _ in range(12):
+        if rng.random() < 0.1:
+            length = rng.randrange(1, 4)
+            given = {name: new_value(name) if type(value) is list else value for name, value in given.items()}
+        for name in rng.sample("xysn", rng.randrange(3)):
+            given[name] = new_value(name)
+        if rng.random() < 0.3:
+            given["x"], given["y"] = given["y"], given["x"]
+        present = [name for name in "xysn" if name == "x" or rng.random() < 0.8]
+        if not any(type(given[name]) is list for name in present):
+            given["x"] = [rng.choice(pool[:2]) for _ in range(length)]
+        leading = next((k for k, name in enumerate("xysn") if name not in present), 4)
+        positional = present[: rng.randrange(leading + 1)]
+        by_keyword = [name for name in present if name not in positional]
+        rng.shuffle(by_keyword)
+        args, kwargs = tuple(given[name] for name in positional), {name: given[name] for name in by_keyword}
+        for _ in range(2):
+            want = planned(wl.fuse(sums, static=("n",)), args, kwargs)
+            assert planned(f, args, kwargs) == want, (args, kwargs)
+            num_planned += bool(want and want[1])
+    assert num_planned > 4
