@@ -264,7 +264,7 @@ def find_listed(f: FusedFunction, lists: Lists, first: Any) -> ListedCall | None
     others = tuple(read_column(v, device, is_static=c in static) for c, v in enumerate(values) if is_list(v) and c not in listed_tensors)
     if None in others:
         return None
-    spelling = (len(lists.args), tuple(lists.kwargs), tuple(map(is_list, values)))
+    spelling = (tuple(lists.kwargs), tuple(map(is_list, values)))
     layouts = tuple((tuple(tensor.shape), tensor.stride()) for tensor in first.tensors)
     same = _same_items(columns, tensors, lists.length)
     known = (trace_key, torch.is_grad_enabled(), lists.length, spelling, others, layouts, aliases, same)
