@@ -257,8 +257,8 @@ def find_listed(f: FusedFunction, lists: Lists, first: Any) -> ListedCall | None
     tensors = [c for c, column in enumerate(columns) if column is not None and isinstance(column[0], torch.Tensor)]
     listed_tensors = [c for c in tensors if is_list(values[c])]
     aliases = tuple(next((c for c in listed_tensors if all(map(operator.is_, targets, values[c]))), None) for targets in outs or ())
-    shared = [values[c] for c in tensors if c not in listed_tensors]
-    if _num_tensors(first) != len(tensors) or any(tensor.is_conj() or tensor.is_neg() for tensor in shared):
+    # Defaults, tensors in tuples, and what is made of an argument (of a lazy conjugate) have no column, and their addresses no place.
+    if _num_tensors(first) != len(tensors) or not set(map(id, first.tensors)) <= {id(column[0]) for column in columns if column}:
         return None
     static = _static_columns(f, lists, first)
     others = tuple(read_column(v, device, is_static=c in static) for c, v in enumerate(values) if is_list(v) and c not in listed_tensors)
