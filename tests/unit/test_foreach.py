@@ -192,7 +192,7 @@ def planned(f: wl.FusedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def test_tensors_that_are_made_of_arguments_are_left_to_a_call_an_item() -> None:
     tables = torch.ones(4, 1), torch.zeros(4, 1)
     assert planned(wl.ops.rope, ([torch.ones(1, 4, 1, 2)], *tables), {}) is not None
-    assert planned(wl.ops.rope, ([torch.ones(1, 4, 1, 2)], *tables), {"position_ids": torch.tensor([3, 1])}) is None
+    assert planned(wl.ops.rope, ([torch.ones(1, 4, 1, 2)], *tables), {"position_ids": torch.tensor([3, 1, 0, 2])}) is None
 
 
 POOL = [torch.full((4,), 5.0), torch.full((4,), 6.0), DEFAULT, torch.ones(6)[:4].to(torch.bfloat16), torch.ones(8)[::2], torch.ones(1)]
