@@ -40,7 +40,7 @@ from wideload.lists import (
 )
 from wideload.replay import NodeLayout
 from wideload.structure import map_structure
-from wideload.trace import HostResult, NumberArg, TensorResult, Traced, is_traced
+from wideload.trace import HostResult, NumberArg, TensorArg, TensorResult, Traced, is_traced
 
 if TYPE_CHECKING:
     from wideload.fused import FusedFunction
@@ -242,7 +242,10 @@ def _empty(output: Output, device: torch.device) -> torch.Tensor:
 
 
 def find_listed(f: FusedFunction, lists: Lists, first: Any) -> ListedCall | None:
-    """The planned call; ``None`` where items have to be called one by one: gradients, views of arguments returned, unusual arguments."""
+    """The planned call; ``None`` where items have to be called one by one: gradients, views of arguments returned, unusual arguments.
+
+    A plan holds the places of arguments in the call, so that how the call is spelt is part of its key.
+    """
     device, values = first.device, lists.values
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in first.tensors):
         return None
@@ -254,12 +257,17 @@ def find_listed(f: FusedFunction, lists: Lists, first: Any) -> ListedCall | None
     tensors = [c for c, column in enumerate(columns) if column is not None and isinstance(column[0], torch.Tensor)]
     listed_tensors = [c for c in tensors if is_list(values[c])]
     aliases = tuple(next((c for c in listed_tensors if all(map(operator.is_, targets, values[c]))), None) for targets in outs or ())
-    others = tuple(read_column(value, device) for c, value in enumerate(values) if is_list(value) and c not in listed_tensors)
+    # Defaults, tensors in tuples, and what is made of an argument (of a lazy conjugate) have no column, and their addresses no place.
+    if _num_tensors(first) != len(tensors) or not set(map(id, first.tensors)) <= {id(column[0]) for column in columns if column}:
+        return None
+    static = _static_columns(f, lists, first)
+    others = tuple(read_column(v, device, is_static=c in static) for c, v in enumerate(values) if is_list(v) and c not in listed_tensors)
     if None in others:
         return None
+    spelling = (tuple(lists.kwargs), tuple(map(is_list, values)))
     layouts = tuple((tuple(tensor.shape), tensor.stride()) for tensor in first.tensors)
     same = _same_items(columns, tensors, lists.length)
-    known = (trace_key, torch.is_grad_enabled(), lists.length, others, layouts, aliases, same)
+    known = (trace_key, torch.is_grad_enabled(), lists.length, spelling, others, layouts, aliases, same)
     read = [values[c] for c in listed_tensors]
     read += [targets for targets, alias in zip(outs or (), aliases, strict=True) if alias is None]
     like, listed = f._alike.get(known, (None, None))
@@ -312,7 +320,7 @@ def _plan_listed(
     def plan_item(item: int, call: Any, key: Any, traced: Traced) -> bool:
         """Note one item; ``False`` where no list of this signature can be planned."""
         places = [_column_of(tensor, lists.values, item) for tensor in call.tensors]
-        if any(place is None for place in places) or (outs is not None and traced.result != template.result):
+        if outs is not None and traced.result != template.result:
             return False
         layouts, nodes = f._layouts(call, traced), traced.expr.outputs
         if outs is None:
@@ -332,7 +340,7 @@ def _plan_listed(
                 traced.expr,
                 layouts,
                 call.tensors,
-                [place for place in places if place is not None],
+                places,
                 own,
                 range(len(columns), len(columns) + len(nodes)),
                 call.device,
@@ -366,12 +374,24 @@ def _is_new(traced: Traced) -> bool:
     return not any(is_view_of_operand(traced.expr, node) for node in traced.expr.outputs)
 
 
-def _column_of(tensor: torch.Tensor, values: Sequence[Any], item: int) -> tuple[int, bool] | None:
+def _column_of(tensor: torch.Tensor, values: Sequence[Any], item: int) -> tuple[int, bool]:
     """The argument that a tensor of an item came from, and whether it is one for all."""
-    for c, value in enumerate(values):
-        if (value[item] if is_list(value) else value) is tensor:
-            return c, not is_list(value)
-    return None
+    return next((c, not is_list(value)) for c, value in enumerate(values) if (value[item] if is_list(value) else value) is tensor)
+
+
+def _num_tensors(call: Any) -> int:
+    """How many tensors a call was given, also in tuples and dicts and as defaults; each as often as it was."""
+    leaves: list[Any] = []
+    map_structure(leaves.append, call.spec)
+    return sum(isinstance(leaf, TensorArg) for leaf in leaves)
+
+
+def _static_columns(f: FusedFunction, lists: Lists, first: Any) -> frozenset[int]:
+    """The arguments that are lists of numbers of which each is part of the kernel, by ``static=``."""
+    if not f._static:
+        return frozenset()
+    runtime = {column for _, column in _list_slots(f, lists, first)}
+    return frozenset(c for c, value in enumerate(lists.values) if is_list(value) and c not in runtime)
 
 
 def _list_slots(f: FusedFunction, lists: Lists, first: Any) -> tuple[tuple[int, int], ...]:

@@ -6,6 +6,8 @@ Knows tensors, plans and kernels; never Python functions or how arguments were s
 from __future__ import annotations
 
 import itertools
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -94,8 +96,8 @@ _NUMBERS = frozenset({int, float})
 _STATIC = frozenset({bool, type(None), str, torch.dtype})
 
 
-def read_column(items: Sequence[Any], device: torch.device) -> Column | None:
-    """What a plan depends on of a list's items; ``None`` where they need a look one by one.
+def read_column(items: Sequence[Any], device: torch.device, *, is_static: bool = False) -> Column | None:
+    """What a plan depends on of a list's items; ``None`` where they need a look one by one. ``is_static``: on the values of numbers too.
 
     A few C calls an item: thousands of gradients are new tensors at each step.
     """
@@ -103,7 +105,7 @@ def read_column(items: Sequence[Any], device: torch.device) -> Column | None:
     if types <= _PLAIN:
         return _read_tensors(items, device)
     if types <= _NUMBERS:
-        return Column("numbers", tuple(map(type, items)))
+        return Column("numbers", tuple(map(repr if is_static else type, items)))
     return Column("static", (*map(type, items), *items)) if types <= _STATIC else None
 
 
@@ -356,10 +358,12 @@ def run_lists(kernels: Sequence[ListKernel], device: int, tables: Sequence[Words
 _MAX_MAPS = 64
 """Chunk maps that are kept: of a list of 200 M elements, one takes 0.8 MB (8 bytes a chunk of 2048)."""
 
-_maps: dict[Any, tuple[torch.Tensor, int]] = {}
-"""On the device, with the stream that was current when each was made."""
+_maps: OrderedDict[Any, tuple[torch.Tensor, int]] = OrderedDict()
+"""On the device, the one used last at the end, with the stream that was current when each was made."""
 _captured: dict[Any, torch.Tensor] = {}
-"""Those that a CUDA graph reads, which may be replayed as long as the process lives."""
+"""Those that a CUDA graph reads, which may be replayed as long as the process lives; never replaced."""
+_maps_lock = threading.Lock()
+"""Held while either is looked at."""
 
 
 def _find_map(device: int, variant: Variant, sizes: tuple[int, ...]) -> torch.Tensor:
@@ -367,24 +371,28 @@ def _find_map(device: int, variant: Variant, sizes: tuple[int, ...]) -> torch.Te
     table = variant.table
     assert table is not None
     key = (device, variant.threads, variant.elements, table.accesses, sizes)
-    found, stream, capturing = _maps.get(key), current_stream(device), is_capturing(device)
-    if found is None:
+    stream, capturing = current_stream(device), is_capturing(device)
+    with _maps_lock:
+        if key in _captured:
+            return _captured[key]
+        if key not in _maps:
+            if capturing:
+                raise DeviceError(
+                    "a foreach call of lists of these sizes was not made before this CUDA graph capture, in which the map of their chunks "
+                    "cannot be copied to the device. Make the call once before the capture, to warm up."
+                )
+            # A copy from pageable memory is over when .to returns, so that every stream may read it.
+            _maps[key] = torch.from_numpy(chunk_map(variant, sizes)).to(torch.device("cuda", device)), stream
+        _maps.move_to_end(key)
+        if len(_maps) > _MAX_MAPS:
+            _maps.popitem(last=False)
+        chunks, made_on = _maps[key]
         if capturing:
-            raise DeviceError(
-                "a foreach call of lists of these sizes was not made before this CUDA graph capture, in which the map of their chunks "
-                "cannot be copied to the device. Make the call once before the capture, to warm up."
-            )
-        if len(_maps) >= _MAX_MAPS:
-            _maps.pop(next(iter(_maps)), None)
-        # A copy from pageable memory is over when .to returns, so that every stream may read it.
-        chunks = torch.from_numpy(chunk_map(variant, sizes)).to(torch.device("cuda", device))
-        found = _maps[key] = chunks, stream
-    chunks, made_on = found
-    if capturing:
-        _captured[key] = chunks
-    elif stream != made_on:
-        chunks.record_stream(torch.cuda.current_stream(device))
-    return chunks
+            _captured[key] = chunks
+            del _maps[key]
+        elif stream != made_on:
+            chunks.record_stream(torch.cuda.current_stream(device))
+        return chunks
 
 
 # ---- memory that members share

@@ -38,10 +38,14 @@ A short list passes the smaller table, which the driver copies at every launch."
 def choose_accesses(program: Program, operands: Sequence[Operand], targets: Sequence[Target]) -> tuple[tuple[Access, ...], int] | None:
     """How a foreach kernel reaches each parameter of one member, and the member's number of elements.
 
-    ``None`` where an operand does not walk memory in one run (or is one element): such a member needs a kernel of its own. With a
-    single element, a run and one element are the same, and all are called a run.
+    ``None`` where an operand does not walk memory in one run (or is one element), or a complex number comes by value, which no word of a
+    table holds: such a member needs a kernel of its own. With a single element, a run and one element are the same, and all are called a
+    run.
     """
     loads = [operands[parameter.operand] for parameter in program.parameters]
+    by_value = [p.type.kind for p, load in zip(program.parameters, loads, strict=True) if load.on_host]
+    if "complex" in by_value or any(scalar.kind is complex for scalar in program.scalars):
+        return None
     shape = targets[0].layout.shape
     if any(target.layout.shape != shape for target in targets):
         return None

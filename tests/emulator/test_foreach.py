@@ -251,6 +251,52 @@ def test_a_signature_is_planned_once_and_every_change_of_it_is_seen() -> None:
     assert find(f, xs, ys).listed is first
 
 
+def assert_calls_in_turn(f: wl.FusedFunction, *calls: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+    """Each call's lists give what its items give, whatever the calls before it left behind; all go in launches for lists."""
+    for args, kwargs in calls:
+        lists = split_lists(f.__name__, f._parameters(), args, kwargs, None)
+        got, launches = run_lists_emulated(f, *args, **kwargs)
+        assert_same(got, [f(*args, **kwargs) for args, kwargs in map(lists.at, range(lists.length))], (args, kwargs))
+        assert launches > 0
+
+
+def test_static_numbers_of_every_item_are_part_of_the_signature() -> None:
+    f = wl.fuse(lambda x, n, s: x * n + s, static=("n",), name="static")
+    xs = [ramp(6, f32), ramp(40, f32, 2)]
+    assert_calls_in_turn(f, *(((xs, n, [1.0, 2.0]), {}) for n in ([2, 3], [2, 40], [2, 40.0], [3, 2], 2)))
+    assert find(f, xs, [2, 3], [5.0, 6.0]).listed is find(f, xs, [2, 3], [7.0, 8.0]).listed
+    signed = wl.fuse(lambda x, n: x.copysign(n), static=("n",), name="signed")
+    assert_calls_in_turn(signed, ((xs, [0.0, 0.0]), {}), ((xs, [0.0, -0.0]), {}))
+
+
+def test_arguments_by_keyword_in_any_order() -> None:
+    f = wl.fuse(lambda x, y, s=1.0: x * 2 - y * s, name="spelt")
+    xs, ys = [ramp(6, f32), ramp(40, f32, 2)], [ramp(6, f32, 5), ramp(40, f32, 3)]
+    same = [((xs, ys), {}), ((), {"x": xs, "y": ys}), ((), {"y": ys, "x": xs}), ((xs,), {"y": ys})]
+    assert_calls_in_turn(f, *same, ((ys, xs), {}), *same)
+    numbers = [2.0, 3.0]
+    assert_calls_in_turn(f, ((xs,), {"s": numbers, "y": ys}), ((xs,), {"y": ys, "s": numbers}), ((xs, ys, numbers), {}))
+
+
+def test_what_is_one_for_all_may_be_another_argument_at_each_call() -> None:
+    xs, shared, numbers = [ramp(6, f32), ramp(6, f32, 2)], ramp(6, f32, 5), [2.0, 3.0]
+    f = wl.fuse(lambda x, y: x * 2 - y, name="either")
+    assert_calls_in_turn(f, ((xs, shared), {}), ((shared, xs), {}), ((xs, xs[::-1]), {}))
+    g = wl.fuse(lambda x, a, b: x * a - b, name="number")
+    assert_calls_in_turn(g, ((xs, numbers, 0.0), {}), ((xs, 0.0, numbers), {}), ((xs, numbers, numbers), {}))
+
+
+def test_complex_numbers_take_kernels_of_their_own() -> None:
+    xs = [ramp(6, f32), ramp(40, f32, 2)]
+    f = wl.fuse(lambda x, z: x * z, name="turned")
+    got, launches = run_lists_emulated(f, xs, 2 - 3j)
+    assert_same(got, [x * (2 - 3j) for x in xs])
+    assert launches == 0
+    meta = [torch.empty(6, device="meta"), torch.empty(7, device="meta")]
+    for z in (torch.tensor(2 - 3j), [torch.tensor(2 - 3j), torch.tensor(1j)]):
+        assert find(f, meta, z).listed.others == (0, 1)
+
+
 def test_beyond_2_to_the_31_elements() -> None:
     """A tensor of 2^32 + 5 elements, of which only the last chunk's memory is there."""
     xs = [torch.zeros(8192, dtype=u8)]

@@ -82,6 +82,26 @@ def test_numbers_wherever_they_are() -> None:
             assert_same(got, x * 3.0 + b)
 
 
+def test_complex_numbers_for_all() -> None:
+    turned = wl.fuse(lambda x, z: x * z, name="turned")
+    xs = [torch.arange(1.0, n + 1, device=DEVICE) for n in (5, 5000, 1, 0)]
+    for z in (2 - 3j, torch.tensor(2 - 3j), torch.tensor(2 - 3j, device=DEVICE), [2 - 3j] * 4, [torch.tensor(2 - 3j)] * 4):
+        for got, x in zip(turned.foreach(xs, z), xs, strict=True):
+            assert torch.equal(got, x * (2 - 3j))
+
+
+def test_calls_of_one_function_in_turn() -> None:
+    f = wl.fuse(lambda x, y, n=2: x * n - y, static=("n",), name="in_turn")
+    xs, ys, shared = ([random(n, dtype=torch.float32) for n in (50, 50)] for _ in range(3))
+    one = shared[0]
+    for x, y, n in ((xs, ys, [2, 3]), (xs, ys, [2, 40]), (ys, xs, 2), (xs, one, 2), (one, xs, 2), (xs, one.neg(), [2, 3])):
+        given = {"x": x, "y": y, "n": n}
+        for order in itertools.permutations(given):
+            items = [tuple(value[k] if type(value) is list else value for value in (x, y, n)) for k in range(2)]
+            for got, (a, b, c) in zip(f.foreach(**{name: given[name] for name in order}), items, strict=True):
+                assert_same(got, a * c - b)
+
+
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_a_number_on_the_device_does_not_synchronise() -> None:
     xs, step = [random(5000, dtype=torch.float32) for _ in range(50)], torch.tensor(3.0, device=DEVICE)
@@ -118,9 +138,14 @@ def test_a_graph_replays_with_new_contents_and_outlives_the_function() -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         f.foreach(xs, ys, out=outs)
-    f = None  # type: ignore[assignment]
     for k in range(80):  # other lists, whose chunk maps drive out that of the graph
         add.foreach([random(k + 1, dtype=torch.float32)], [random(k + 1, dtype=torch.float32)])
+    later = torch.cuda.CUDAGraph()
+    f.foreach(xs, ys, out=outs)
+    with torch.cuda.graph(later):
+        f.foreach(xs, ys, out=outs)
+    f = None  # type: ignore[assignment]
+    torch.cuda.empty_cache()
     for _ in range(3):
         torch._foreach_add_(xs, 1.0)
         graph.replay()

@@ -499,3 +499,21 @@ def test_what_the_command_refuses(arguments: tuple[str, ...], status: int, words
     result = run(*arguments)
     assert result.exit_code == status
     assert words in " ".join(result.output.split())
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_elements_are_those_of_the_result_whatever_its_kernels_write() -> None:
+    """Two parts of one concatenation by two kernels, and two halves of a rotation by one."""
+    joined = explain(lambda x, y: torch.cat((x, y), 1), meta(4096, 100), meta(4096, 28))
+    assert (joined.num_elements, joined.bytes_per_element.value) == (4096 * 128, 4.0)
+    turned = explain(rope, meta(8, 1024, 128), meta(1024, 64), meta(1024, 64))
+    assert turned.num_elements == 8 * 1024 * 128
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_the_launches_of_calls_of_any_size_are_counted_at_once() -> None:
+    """2^60 bytes are halved 29 times: parts of 2^31 bytes do not fit 31 bits."""
+    huge = explain(lambda x: x + 1, torch.empty(2**60, dtype=torch.int8, device="meta"))
+    assert huge.eager.kernels[0].launches == 2**30
+    square = explain(lambda x, y: x + y, meta(1, 2**31, dtype=f32), meta(2**31, 1, dtype=f32))
+    assert square.eager.kernels[0].launches > 2**31

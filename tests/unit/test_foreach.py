@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -10,12 +11,17 @@ import torch
 import wideload as wl
 from wideload import foreach as foreach_module
 from wideload.foreach import find_listed
-from wideload.lists import split_lists
+from wideload.lists import list_arguments, split_lists
 
 f32, i8 = torch.float32, torch.int8
 
 plus_one = wl.fuse(lambda x: x + 1, name="plus_one")
 both = wl.fuse(lambda x, y: (x + y, x * y), name="both")
+DEFAULT = torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+
+def sums(x: Any, y: Any = DEFAULT, s: Any = 1.0, n: Any = 2) -> Any:
+    return x * n + y * s, x - y * n
 
 
 def test_each_item_is_what_the_function_gives() -> None:
@@ -107,6 +113,8 @@ def test_what_needs_a_call_an_item_is_left_to_it() -> None:
     assert find(plus_one, later) is None
     assert find(wl.fuse(lambda x, p: x * p[0]), xs, [(1.0, 2), (3.0, 4)]) is None
     assert find(wl.fuse(lambda x, p: x * p["s"]), xs, {"s": torch.tensor(2.0)}) is None
+    assert find(both, xs, torch.full((3,), 1j).conj()) is find(both, xs, torch._neg_view(xs[0])) is None
+    assert find(wl.fuse(sums), [DEFAULT, DEFAULT]) is None  # a default, which another call may have in other places
     assert find(wl.fuse(lambda x: {"y": x + 1}), xs, out=[{"y": x} for x in xs]) is None
     assert find(wl.fuse(lambda x: (x, x + 1)), xs).listed.others == (0, 1)
     assert find(wl.fuse(lambda x, n: (x + 1, n * 2)), xs, 3).listed.others == (0, 1)
@@ -157,3 +165,78 @@ def test_memory_is_looked_at_again_when_addresses_change(launched: list[int]) ->
     halves = [whole[:4], whole[4:8]]
     find(plus_one, halves, out=[h.view(4) for h in halves]).run()
     assert len(launched) == 4
+
+
+# ---- what was planned for one call and is taken for another
+
+
+def planned(f: wl.FusedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """All that a call takes of its plan, and the words of its tables where the outputs lie at 0; ``None``: it goes item by item."""
+    lists = split_lists(f.__name__, f._parameters(), args, kwargs, None)
+    first = f._bind(*lists.at(0))
+    call = find_listed(f, lists, first)
+    if call is None:
+        return None
+    addresses = [*map(call._addresses, call.columns), *[torch.zeros(lists.length, dtype=torch.int64).numpy()] * 2]
+    slots = dict(call.listed.slots)
+
+    def scalars(item: int) -> tuple[Any, ...]:
+        return tuple(lists.values[slots[slot]][item] if slot in slots else value for slot, value in enumerate(first.scalars))
+
+    return call.listed.outputs, [
+        (plan.program, plan.variant, plan.sizes, list_arguments(plan, call.columns, addresses, scalars).tolist())  # type: ignore[arg-type]
+        for plan in call.listed.plans or ()
+    ]
+
+
+def test_tensors_that_are_made_of_arguments_are_left_to_a_call_an_item() -> None:
+    tables = torch.ones(4, 1), torch.zeros(4, 1)
+    assert planned(wl.ops.rope, ([torch.ones(1, 4, 1, 2)], *tables), {}) is not None
+    assert planned(wl.ops.rope, ([torch.ones(1, 4, 1, 2)], *tables), {"position_ids": torch.tensor([3, 1, 0, 2])}) is None
+
+
+POOL = [torch.full((4,), 5.0), torch.full((4,), 6.0), DEFAULT, torch.ones(6)[:4].to(torch.bfloat16), torch.ones(8)[::2], torch.ones(1)]
+POOL += [torch.ones(4, dtype=torch.complex64), torch.full((4,), 1j).conj(), torch.ones(4, requires_grad=True)]
+NUMBERS: dict[str, list[Any]] = {"s": [1.0, 2.0, 3, 1j, True, *POOL], "n": [2, 3, 2.0, 0.0, -0.0, True]}
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_call_takes_the_plan_that_a_new_function_makes(seed: int) -> None:
+    """Calls that differ in a thing or two from the one before: values, kinds, dtypes, shapes, aliases, lengths, spelling and order.
+
+    A key that leaves out any of it gives a call the plan of another.
+    """
+    rng, f, length = random.Random(seed), wl.fuse(sums, static=("n",)), 2
+    given: dict[str, Any] = {"x": [POOL[0]] * length, "y": [POOL[1]] * length, "s": 2.0, "n": [2] * length}
+    order, num_positional, num_planned = ["x", "y", "s", "n"], 0, 0
+
+    def new_value(name: str) -> Any:
+        """One for all or a list, mostly of two values: calls are to come back to what was, but for one thing."""
+        choices = NUMBERS.get(name, POOL)
+        common = choices if rng.random() < 0.25 else choices[:2]
+        return rng.choice(common) if rng.random() < 0.4 else [rng.choice(common) for _ in range(length)]
+
+    for _ in range(40):
+        change = rng.choice(["value"] * 5 + ["swap", "order", "order", "positional", "length"])
+        if change == "value":
+            name = rng.choice("xysn")
+            given[name] = new_value(name)
+        elif change == "swap":
+            given["x"], given["y"] = given["y"], given["x"]
+        elif change == "order":
+            rng.shuffle(order)
+        elif change == "positional":
+            num_positional = rng.randrange(5)
+        else:
+            length = rng.choice([1, 2, 2, 3])
+            given = {name: new_value(name) if type(value) is list else value for name, value in given.items()}
+        if type(given["x"]) is not list and type(given["y"]) is not list:
+            given["x"] = [rng.choice(POOL[:2]) for _ in range(length)]
+        positional = "xysn"[:num_positional]
+        left_out = rng.choice("ysn") if rng.random() < 0.1 and type(given["x"]) is list else ""
+        kwargs = {name: given[name] for name in order if name not in positional and name != left_out}
+        args = tuple(given[name] for name in positional)
+        want = planned(wl.fuse(sums, static=("n",)), args, kwargs)
+        assert planned(f, args, kwargs) == want, (args, kwargs)
+        num_planned += bool(want and want[1])
+    assert num_planned > 10

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +17,7 @@ import wideload as wl
 from wideload import lists as lists_module
 from wideload.foreach import find_listed
 from wideload.lists import check_apart, gather_addresses, list_arguments, meeting_pairs, read_column, split_lists, tensors_like
+from wideload.plan import Variant
 
 f32, bf16 = torch.float32, torch.bfloat16
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -88,6 +93,8 @@ def test_0_dim_host_tensors_stand_beside_a_device() -> None:
 
 def test_numbers_go_by_their_kind_and_static_items_by_value() -> None:
     assert read_column([1, 2], CPU) == read_column([3, 4], CPU) != read_column([1, 2.0], CPU)
+    static = [read_column(items, CPU, is_static=True) for items in ([1, 2], [1, 3], [1, 3.0], [1, -0.0], [1, 0.0])]
+    assert len(set(static)) == len(static)
     assert read_column([True, None], CPU) != read_column([False, None], CPU)
     assert read_column([object()], CPU) is None
 
@@ -165,28 +172,79 @@ def test_addresses_are_those_of_the_first_elements() -> None:
 # ---- chunk maps
 
 
-def test_a_chunk_map_is_made_once_and_never_in_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
-    f = wl.fuse(lambda x: x + 1, name="f")
-    lists = split_lists("f", (), ([torch.zeros(5000), torch.zeros(7)],), {}, None)
-    call = find_listed(f, lists, f._bind(*lists.at(0)))
-    assert call is not None
-    (plan,) = call.listed.plans or ()
-    state = {"capturing": True}
-    monkeypatch.setattr(lists_module, "is_capturing", lambda device: state["capturing"])
-    monkeypatch.setattr(lists_module, "current_stream", lambda device: 0)
-    monkeypatch.setattr(lists_module, "_maps", {})
-    monkeypatch.setattr(lists_module, "_captured", {})
-    monkeypatch.setattr(torch, "device", lambda *args: "cpu")
+class ChunkMaps:
+    """Finds the chunk maps of lists of some sizes, on the CPU."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        f = wl.fuse(lambda x: x + 1, name="f")
+        lists = split_lists("f", (), ([torch.zeros(5000), torch.zeros(7)],), {}, None)
+        call = find_listed(f, lists, f._bind(*lists.at(0)))
+        assert call is not None
+        (self.plan,) = call.listed.plans or ()
+        self.is_capturing = False
+        monkeypatch.setattr(lists_module, "is_capturing", lambda device: self.is_capturing)
+        monkeypatch.setattr(lists_module, "current_stream", lambda device: 0)
+        monkeypatch.setattr(lists_module, "_maps", OrderedDict())
+        monkeypatch.setattr(lists_module, "_captured", {})
+        monkeypatch.setattr(torch, "device", lambda *args: "cpu")
+
+    def find(self, *sizes: int) -> torch.Tensor:
+        return lists_module._find_map(0, self.plan.variant, sizes)
+
+
+@pytest.fixture
+def chunk_maps(monkeypatch: pytest.MonkeyPatch) -> ChunkMaps:
+    return ChunkMaps(monkeypatch)
+
+
+def test_a_chunk_map_is_made_once_and_never_in_a_capture(chunk_maps: ChunkMaps) -> None:
+    chunk_maps.is_capturing = True
     with pytest.raises(wl.DeviceError, match="before the capture, to warm up"):
-        lists_module._find_map(0, plan.variant, plan.sizes)
-    state["capturing"] = False
-    made = lists_module._find_map(0, plan.variant, plan.sizes)
+        chunk_maps.find(5000, 7)
+    chunk_maps.is_capturing = False
+    made = chunk_maps.find(5000, 7)
     assert made.tolist() == [[0, 0], [0, 1], [0, 2], [1, 0]]
-    assert lists_module._find_map(0, plan.variant, plan.sizes) is made
-    for k in range(lists_module._MAX_MAPS):
-        lists_module._find_map(0, plan.variant, (k + 1,))
+    assert chunk_maps.find(5000, 7) is made
+
+
+def test_the_chunk_map_that_is_used_at_every_step_stays(chunk_maps: ChunkMaps) -> None:
+    made = chunk_maps.find(5000, 7)
+    for k in range(2 * lists_module._MAX_MAPS):
+        chunk_maps.find(k + 1)
+        assert chunk_maps.find(5000, 7) is made
     assert len(lists_module._maps) == lists_module._MAX_MAPS
-    assert not lists_module._captured
-    state["capturing"] = True
-    kept = lists_module._find_map(0, plan.variant, (1,))
-    assert next(iter(lists_module._captured.values())) is kept
+
+
+def test_what_a_graph_reads_is_never_replaced(chunk_maps: ChunkMaps) -> None:
+    warm = chunk_maps.find(5000, 7)
+    chunk_maps.is_capturing = True
+    assert chunk_maps.find(5000, 7) is warm
+    chunk_maps.is_capturing = False
+    for k in range(lists_module._MAX_MAPS + 1):
+        chunk_maps.find(k + 1)
+    assert chunk_maps.find(5000, 7) is warm
+    chunk_maps.is_capturing = True
+    assert chunk_maps.find(5000, 7) is warm
+    assert list(map(id, lists_module._captured.values())) == [id(warm)]
+
+
+def test_threads_keep_to_the_number_of_chunk_maps(chunk_maps: ChunkMaps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads ask for every map at about the same time, and one is made at a time."""
+    build = lists_module.chunk_map
+    num_making, most_making = 0, 0
+
+    def make(variant: Variant, sizes: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.int32]]:
+        nonlocal num_making, most_making
+        num_making += 1
+        most_making = max(most_making, num_making)
+        time.sleep(1e-4)
+        num_making -= 1
+        return build(variant, sizes)
+
+    monkeypatch.setattr(lists_module, "chunk_map", make)
+    num_maps = 2 * lists_module._MAX_MAPS
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(chunk_maps.find, [k // 2 + 1 for k in range(2 * num_maps)]))
+    assert len(found) == 2 * num_maps
+    assert len(lists_module._maps) == lists_module._MAX_MAPS
+    assert most_making == 1

@@ -10,9 +10,9 @@ from wideload.lower import Program, Store, lower_expr
 from wideload.plan import Operand, Target, Variant
 from wideload.plan_foreach import FOREACH_THREADS, choose_accesses, chunk_map, chunk_size, list_variant, table_words
 from wideload.replay import NodeLayout
-from wideload.trace import TensorArg, trace_function
+from wideload.trace import NumberArg, TensorArg, trace_function
 
-bf16, f32, f64 = torch.bfloat16, torch.float32, torch.float64
+bf16, f32, f64, c64 = torch.bfloat16, torch.float32, torch.float64, torch.complex64
 
 
 def program_of(num_inputs: int, dtype: torch.dtype = f32, num_outputs: int = 1) -> Program:
@@ -42,6 +42,18 @@ def test_what_is_no_run_needs_a_kernel_of_its_own() -> None:
         assert accesses(out, run, other) is None
     assert accesses(torch.empty(4, 12)[:, :6], run, run) is None
     assert accesses(torch.empty(48)[::2], torch.empty(48)[::2]) is None
+
+
+@pytest.mark.parametrize("form", ["on the device", "on the host", "a number"])
+def test_a_complex_number_by_value_needs_a_kernel_of_its_own(form: str) -> None:
+    x = TensorArg("x", c64, (4,), torch.device("cpu"))
+    z = NumberArg("z", complex) if form == "a number" else TensorArg("z", c64, (), torch.device("cpu"))
+    expr = trace_function(lambda x, z: x * z, "f", (x, z), {}).expr
+    program = lower_expr(expr, (Store(expr.outputs[0], c64),), numerics="fused")
+    run, one = NodeLayout((4,), (1,)), NodeLayout((), ())
+    operands = [Operand(c64, run, 0, 0), Operand(c64, one, 0, 1, on_host=form == "on the host")]
+    found = choose_accesses(program, operands, [Target(expr.outputs[0], c64, run, 0, 0)])
+    assert found == ((("vector", "uniform"), 4) if form == "on the device" else None)
 
 
 def variant(num_inputs: int, num_members: int, dtype: torch.dtype = f32, shared: tuple[bool, ...] | None = None) -> Variant:

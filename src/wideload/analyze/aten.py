@@ -16,7 +16,7 @@ import torch
 from wideload.analyze.bytes import Span, count_bytes, span_of
 from wideload.analyze.sectors import SECTOR_BYTES
 from wideload.expr import Apply, Cast, Const, Coordinate, Draw, Expr, Joined, Load, Number, Position, Viewed
-from wideload.layout import INT31_MAX, Dim, IterSpace, build_space, contiguous_strides, expand_strides, is_row_major, like_strides
+from wideload.layout import INT31_MAX, IterSpace, build_space, contiguous_strides, expand_strides, is_row_major, like_strides
 from wideload.promotion import operand_dtypes
 from wideload.replay import NodeLayout
 from wideload.views import View, apply_views
@@ -244,17 +244,24 @@ def _choose(space: IterSpace, result: _Tensor, operands: Sequence[_Tensor], is_c
 
 def _num_launches(space: IterSpace, itemsizes: Sequence[int]) -> int:
     """Halves of the longest dim until 32-bit offsets reach (``TensorIterator::with_32bit_indexing``)."""
-    reach = [1 + sum((dim.size - 1) * dim.strides[row] * size for dim in space.dims) for row, size in enumerate(itemsizes)]
-    if space.num_elements <= INT31_MAX and max(reach) <= INT31_MAX:
-        return 1
-    extents = [dim.size * max(stride * size for stride, size in zip(dim.strides, itemsizes, strict=True)) for dim in space.dims]
-    at = extents.index(max(extents))
-    longest = space.dims[at]
-    parts = (longest.size // 2, longest.size - longest.size // 2)
-    return sum(
-        _num_launches(
-            IterSpace((*space.dims[:at], Dim(part, longest.strides), *space.dims[at + 1 :]), space.num_elements // longest.size * part),
-            itemsizes,
-        )
-        for part in parts
-    )
+    counted: dict[tuple[int, ...], int] = {}  # halves of halves are of few sizes
+
+    def count(sizes: tuple[int, ...]) -> int:
+        if sizes in counted:
+            return counted[sizes]
+        reach = [
+            1 + sum((n - 1) * dim.strides[row] * size for n, dim in zip(sizes, space.dims, strict=True))
+            for row, size in enumerate(itemsizes)
+        ]
+        if math.prod(sizes) <= INT31_MAX and max(reach) <= INT31_MAX:
+            return 1
+        extents = [
+            (n - 1) * max(stride * size for stride, size in zip(dim.strides, itemsizes, strict=True))
+            for n, dim in zip(sizes, space.dims, strict=True)
+        ]
+        at = extents.index(max(extents))
+        halves = (sizes[at] // 2, sizes[at] - sizes[at] // 2)
+        counted[sizes] = sum(count((*sizes[:at], half, *sizes[at + 1 :])) for half in halves)
+        return counted[sizes]
+
+    return count(tuple(dim.size for dim in space.dims))

@@ -280,7 +280,7 @@ def explain_call(
         _union(placed, count_sectors) for kernel in kernels for placed in (_loads(kernel.plan, places), _stores(kernel.plan, out_places))
     ]
     moved_nbytes = sum(cover.nbytes for cover in moved)
-    num_elements = max((kernel.plan.num_elements for kernel in kernels), default=0)
+    num_elements = max((math.prod(layouts[node].shape) for node in expr.outputs), default=0) if kernels else 0  # kernels may write parts
     nominal = figures.nominal
     if nominal is None and gpu is not None:
         nominal = assumed(gpu.memory_bandwidth_gbps, "GB/s", f"gpus.csv, {gpu.name}: {gpu.source}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from wideload.emit.element import element_call
 from wideload.emit.text import indented, unrolled
-from wideload.errors import DtypeError
 from wideload.lower import Program
 from wideload.plan import Variant
 
@@ -24,11 +23,6 @@ def emit_foreach(program: Program, variant: Variant) -> str:
     loads = list(zip(program.parameters, variant.loads, table.shared_loads, strict=True))
     runs = [p for p, access, _ in loads if access == "vector"]
     scalars = list(zip(program.scalars, table.shared_scalars, strict=True))
-    by_value = [p.name for p, access, _ in loads if access == "value" and p.type.kind == "complex"]
-    by_value += [s.name for s in program.scalars if s.kind is complex]
-    if by_value:
-        got = f"{name} takes {', '.join(by_value)} as a complex number"
-        raise DtypeError(f"{got}, which kernels of lists do not. Pass it as a tensor on their device.")
 
     def entry(declared: str, is_shared: bool) -> str:
         return f"    {declared};" if is_shared else f"    {declared}[{table.capacity}];"
