@@ -160,7 +160,9 @@ def _torch_dropout(input: Any, p: Any, train: bool) -> Any:
     return _dropout(input, p, train)
 
 
-def _bernoulli(input: Any, p: Any = None) -> Call:
+def _bernoulli(input: Any, p: Any = None, *, generator: None = None) -> Call:
+    if generator is not None:
+        raise TypeError("generator= is not taken inside a fused function, which draws from the device's own: seed it by torch.manual_seed")
     if p is None:
         _check_floating(input, "bernoulli")
         return _call("bernoulli", input, Bits(input, _FINE_BITS))

@@ -230,7 +230,7 @@ class _Scalar:
         what = f"the runtime scalar {names[0]}" if len(names) == 1 else f"the runtime scalars {', '.join(names)}"
         listed = ", ".join(f'"{name}"' for name in names) + "," * (len(names) == 1)
         _refuse(
-            f"{how} needs the value of {what}, which differs from call to call",
+            f"{how} needs the value of {what}, which may differ from call to call",
             f"Use torch.where for a choice by value, or wl.fuse(..., static=({listed})) to make the number part of the kernel",
         )
 
@@ -670,7 +670,8 @@ class _Tracer:
             raise self._misfit(f"coordinates: {error} (at {at})") from None
         rank = len(shape)
         if dim is not None and not -rank <= dim < rank:
-            raise LayoutError(f"wl.index({dim}) meets a tensor of {rank} dims; allowed: -{rank} to {rank - 1} (at {at})")
+            allowed = f"{-rank} to {rank - 1}" if rank else "none; wl.linear_index() is 0 there"
+            raise LayoutError(f"wl.index({dim}) meets a tensor of {rank}-d shape {shape}; allowed: {allowed} (at {at})")
         if dim is not None:
             dim %= rank
             shape = tuple(size if d == dim else 1 for d, size in enumerate(shape))

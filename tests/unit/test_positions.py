@@ -116,9 +116,9 @@ def test_outside_a_fused_function_there_is_no_element(make: Callable[[], Any]) -
         (lambda v: wl.index(0), wl.TraceError, "the function returns coordinates"),
         (lambda v: (v, wl.index(0) > 1), wl.TraceError, "the function returns coordinates"),
         (lambda v: v + wl.index(1.0), wl.TraceError, "wl.index takes the number of a dim, not 1.0"),  # type: ignore[arg-type]
-        (lambda v: v + wl.index(2), wl.LayoutError, r"wl\.index\(2\) meets a tensor of 2 dims; allowed: -2 to 1"),
+        (lambda v: v + wl.index(2), wl.LayoutError, r"wl\.index\(2\) meets a tensor of 2-d shape \(\d+, \d+\); allowed: -2 to 1"),
         (lambda v: v + wl.index(-3), wl.LayoutError, "allowed: -2 to 1"),
-        (lambda v: v[0, 0] + wl.index(0), wl.LayoutError, "meets a tensor of 0 dims"),
+        (lambda v: v[0, 0] + wl.index(0), wl.LayoutError, "meets a tensor of 0-d shape .*allowed: none; wl.linear_index"),
         (lambda v: v + wl.index(0).shape[0], wl.TraceError, "needs the shape of coordinates"),
         (lambda v: v + wl.index(0)[1:], wl.TraceError, "needs the shape of coordinates"),
         (lambda v: v + wl.index(0).t(), wl.TraceError, "needs the shape of coordinates"),
