@@ -841,18 +841,21 @@ class _Tracer:
             _refuse(f"{name} takes traced tensors, not {[type(part).__name__ for part in parts]}", "Pass every tensor as an argument")
         if name == "stack":
             parts = [self.view(part, "unsqueeze", dim) for part in parts]
+        dtype = functools.reduce(torch.promote_types, (self.dtype(part) for part in parts))
+        if {len(part._shape) for part in parts} > {1} and any(part._shape == (0,) for part in parts):
+            self.reads_sizes = True  # torch leaves out what is one-dimensional and empty, such as a cache before its first step
+            parts = [part for part in parts if part._shape != (0,)]
         rank = len(parts[0]._shape)
         if not rank or any(len(part._shape) != rank for part in parts) or not -rank <= dim < rank:
             raise self._misfit(
                 f"{name} of shapes {[part._shape for part in parts]} along dim {dim} (at {_user_location()}): "
-                "it takes tensors of one rank and one of their dims."
+                "all must have as many dims, and dim be one of them."
             )
         dim %= rank
         if len({(*part._shape[:dim], *part._shape[dim + 1 :]) for part in parts}) > 1:
             raise self._misfit(
                 f"{name} of shapes {[part._shape for part in parts]} along dim {dim}: the other sizes must be equal (at {_user_location()})"
             )
-        dtype = functools.reduce(torch.promote_types, (self.dtype(part) for part in parts))
         nodes = tuple(self._cast(part, dtype)._node for part in parts)
         shape = (*parts[0]._shape[:dim], sum(part._shape[dim] for part in parts), *parts[0]._shape[dim + 1 :])
         return _Tensor(self._add(Joined(nodes, dim, dtype, rank, _user_location())), shape)

@@ -840,3 +840,16 @@ def test_under_a_mode_of_torch_the_trace_is_the_same() -> None:
         assert trace(function, X, Y).expr == plain
     with torch.inference_mode():
         assert trace(function, X, Y).expr == plain
+
+
+def test_a_concatenation_leaves_out_what_is_one_dimensional_and_empty() -> None:
+    """As torch does, for caches that begin as ``torch.empty(0)``; its dtype counts."""
+    f = wl.fuse(lambda a, b: torch.cat((a, b * 2)), name="grown")
+    b = torch.randn(4, 8)
+    for a in (torch.empty(0), torch.empty(0, dtype=torch.float64), torch.ones(2, 8), torch.empty(0, 8)):
+        got, want = f(a, b), torch.cat((a, b * 2))
+        assert (got.dtype, got.shape) == (want.dtype, want.shape)
+        assert torch.equal(got, want)
+    with pytest.raises(wl.LayoutError, match="all must have as many dims"):
+        f(torch.empty(1), b)
+    assert torch.equal(f(torch.empty(0), torch.ones(3)), torch.full((3,), 2.0))
