@@ -154,6 +154,8 @@ def _rotated(
     """
     if position_ids is not None:
         cos, sin = cos[position_ids], sin[position_ids]
+    if x.ndim < 3:
+        raise LayoutError(f"x has {x.ndim} dims; allowed: [..., positions, heads, dim]. Give it a dim of heads: x.unsqueeze(-2)")
     width = 2 * cos.shape[-1]
     if width > x.shape[-1]:
         raise LayoutError(f"cos and sin have {width // 2} columns, x has {x.shape[-1]} components; allowed: half as many, or fewer")

@@ -517,3 +517,9 @@ def test_the_launches_of_calls_of_any_size_are_counted_at_once() -> None:
     assert huge.eager.kernels[0].launches == 2**30
     square = explain(lambda x, y: x + y, meta(1, 2**31, dtype=f32), meta(2**31, 1, dtype=f32))
     assert square.eager.kernels[0].launches > 2**31
+
+
+def test_spills_of_unaligned_transposes_are_not_blamed_on_the_function() -> None:
+    explanation = explain(lambda x, y: x.t() + y, meta(4097, 4095), meta(4095, 4097))
+    assert "multiple of 16 bytes" in verdict(explanation, "spills").next_step
+    assert any(operand.access == "turned_realigned" for operand in explanation.operands)

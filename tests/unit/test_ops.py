@@ -315,3 +315,10 @@ def test_quantize_int8_of_nan_is_torchs_cast() -> None:
     x = torch.tensor([math.nan] * 40)
     assert torch.equal(ops.quantize_int8(x, torch.tensor(1.0)), x.to(torch.int8))
     assert torch.equal(ops.quantize_int8(x, torch.tensor(1.0), 5), x.to(torch.int8))
+
+
+def test_rope_needs_a_dim_of_heads() -> None:
+    x, table = torch.ones(6, 8), torch.ones(6, 4)
+    with pytest.raises(wl.LayoutError, match=r"x has 2 dims; .*x\.unsqueeze\(-2\)"):
+        ops.rope(x, table, table)
+    assert ops.rope(x.unsqueeze(-2), table, table).shape == (6, 1, 8)

@@ -161,7 +161,7 @@ class BenchResult:
         yield "" if share is None else f"{share:.1%}"
         yield f"{time_us.median / best:.2f}x" if best is not None and contender.is_ranked else "-"
         yield "" if contender.host_us is None else f"{contender.host_us:.1f}"
-        calls = f"{contender.calls_per_sample} calls over {contender.num_buffers} buffers"
+        calls = f"{contender.calls_per_sample} calls over {contender.num_buffers} buffer{'s' * (contender.num_buffers != 1)}"
         calls += f", gaps of {contender.gap_us:.2f} us off" if contender.gap_us is not None else ""
         yield f"{contender.mode}, {calls}" if contender.calls_per_sample != 1 else str(contender.mode)
 
