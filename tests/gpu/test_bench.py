@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import wideload as wl
-from wideload.measure import BenchResult, bench, compare, random_tensor, self_test
+from wideload.measure import BenchResult, bench, compare, gap, random_tensor, self_test
 from wideload.measure.operands import Operands
 from wideload.measure.timing import Mode, warm_up
 from wideload.measure.trial import Gpu, Rotation, Trial
@@ -285,3 +285,11 @@ def test_verdicts(x: torch.Tensor) -> None:
 def test_a_callable_is_seldom_found_different_from_itself(x: torch.Tensor) -> None:
     tested = self_test(torch.neg, x, num_pairs=50)
     assert tested.false_rate <= 0.02, str(tested)
+
+
+def test_finding_the_gap_between_kernels_draws_none_of_the_callers_random_numbers() -> None:
+    device = torch.cuda.current_device()
+    before = torch.cuda.get_rng_state(device)
+    gap._found.pop(device, None)
+    gap.launch_gap_us(device)
+    assert torch.equal(torch.cuda.get_rng_state(device), before)

@@ -11,6 +11,7 @@ import warnings
 
 import torch
 
+from wideload.measure.operands import random_tensor
 from wideload.measure.timing import GraphSampler, capture, num_rotated_buffers
 
 __all__ = ["launch_gap_us"]
@@ -43,7 +44,8 @@ def _measure_us(device: int) -> float | None:
     with torch.cuda.device(device):
         nbytes = 2 * 4 * _NUM_ELEMENTS
         num_buffers = num_rotated_buffers(nbytes, torch.cuda.get_device_properties(device).L2_cache_size)
-        pairs = [(torch.randn(_NUM_ELEMENTS, device="cuda"), torch.empty(_NUM_ELEMENTS, device="cuda")) for _ in range(num_buffers)]
+        inputs = [random_tensor((_NUM_ELEMENTS,), device="cuda", seed=seed) for seed in range(num_buffers)]
+        pairs = [(x, torch.empty_like(x)) for x in inputs]
         captured = capture([functools.partial(torch.neg, x, out=out) for x, out in pairs], 8 * num_buffers)
         if isinstance(captured, str):
             return None
