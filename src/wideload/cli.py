@@ -178,13 +178,14 @@ class _Mode(StrEnum):
     GRAPH = "graph"
 
 
+_Function = Annotated[str, typer.Argument(help="An op of wl.ops, module:function, or path/file.py:function.", show_default=False)]
 _TO_STDOUT = "-"
 _BENCH_OPTIONS = frozenset(inspect.signature(measure.bench).parameters)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})  # an operand may be -1
 def bench(
-    function: Annotated[str, typer.Argument(help="An op of wl.ops, module:function, or path/file.py:function.", show_default=False)],
+    function: _Function,
     operands: Annotated[
         list[str] | None, typer.Argument(help="Tensors of random values, their views, numbers, name=value. An op has its own.")
     ] = None,
@@ -282,7 +283,7 @@ def roofline(
 
 @app.command(context_settings={"ignore_unknown_options": True})  # an operand may be -1
 def explain(
-    function: Annotated[str, typer.Argument(help="An op of wl.ops, module:function, or path/file.py:function.", show_default=False)],
+    function: _Function,
     operands: Annotated[
         list[str] | None, typer.Argument(help="Tensors, their views, numbers, name=value, as for bench. An op has its own.")
     ] = None,

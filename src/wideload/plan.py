@@ -325,19 +325,19 @@ def _plan_kernel(
         position_sizes += [view.offset, *(along if pace.step == "apart" else along[1:])]
     load_accesses: list[Access] = ["value" if load.on_host else next(accesses) for load in loads]
     variant = Variant(
-        choice.family,
-        tuple(load_accesses),
-        tuple(accesses),
-        choice.elements,
-        max(1, len(space.dims)),
-        choice.index_bits,
-        is_in_place,
-        choice.threads,
-        choice.tile,
-        choice.is_whole,
-        tuple((1, 0) if load.on_host else next(steps) for load in loads) if "stepped" in choice.accesses else (),
-        tuple(paces),
-        choice.strip,
+        family=choice.family,
+        loads=tuple(load_accesses),
+        stores=tuple(accesses),
+        elements=choice.elements,
+        rank=max(1, len(space.dims)),
+        index_bits=choice.index_bits,
+        is_in_place=is_in_place,
+        threads=choice.threads,
+        tile=choice.tile,
+        is_whole=choice.is_whole,
+        steps=tuple((1, 0) if load.on_host else next(steps) for load in loads) if "stepped" in choice.accesses else (),
+        paces=tuple(paces),
+        strip=choice.strip,
     )
     grid = -(-choice.num_covered // (variant.threads * variant.elements))
     reasons = [*choice.reasons, Reason("grid", f"{grid} x {variant.threads}", "one-shot: a grid-stride loop measured 5 % slower on H200")]

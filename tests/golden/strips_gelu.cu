@@ -31,10 +31,8 @@ bias_gelu_strips(
     for (unsigned r = 0; r < 4; ++r) {
         x_v[r] = load_vector<8>(x_data + ((at1 * 4 + r) * (unsigned)x_stride1 + column));
     }
-    {  // once for all rows
-        const unsigned r = 0;
-        bias_v = load_vector<8>(bias_data + ((at1 * 4 + r) * (unsigned)bias_stride1 + column));
-    }
+    // once for all rows
+    bias_v = load_vector<8>(bias_data + ((at1 * 4 + 0) * (unsigned)bias_stride1 + column));
 #pragma unroll
     for (unsigned r = 0; r < 4; ++r) {
         float out_v[8];

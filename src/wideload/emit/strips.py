@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from wideload.emit.element import element_call
 from wideload.emit.signature import emit_definition, emit_uniform
-from wideload.emit.text import INDEX_TYPES, division_sizes, indented, take_apart, unrolled
+from wideload.emit.text import INDEX_TYPES, division_sizes, take_apart, unrolled
 from wideload.lower import Program
 from wideload.plan import THREADS, Variant
 
@@ -26,13 +26,12 @@ def emit_strips(program: Program, variant: Variant) -> str:
     names = [*(p.name for p, _ in loads), *(r.name for r in program.results)]
     sizes += [f"{name}_stride{d}" for name in names for d in range(1, rank)]
 
-    def place(name: str) -> str:
-        """Where row ``r`` of the strip starts."""
-        at = [f"(at{d} * {rows} + r)" if d == dim else f"at{d}" for d in range(1, rank)]
+    def place(name: str, row: str = "r") -> str:
+        """Where a row of the strip starts."""
+        at = [f"(at{d} * {rows} + {row})" if d == dim else f"at{d}" for d in range(1, rank)]
         return " + ".join(f"{a} * ({unsigned}){name}_stride{d}" for d, a in enumerate(at, 1))
 
-    own, repeated = [], ["const unsigned r = 0;"]
-    declared = []
+    declared, own, repeated = [], [], []
     for p, access in loads:
         kind = p.type.storage if access == "row" else f"vec<{p.type.storage}, {count}>"
         declared.append(f"{kind} {p.name}_v{'' if access == 'repeated' else f'[{rows}]'};")
@@ -42,7 +41,7 @@ def emit_strips(program: Program, variant: Variant) -> str:
             case "vector":
                 own.append(f"{p.name}_v[r] = load_vector<{count}>({p.name}_data + ({place(p.name)} + column));")
             case _:
-                repeated.append(f"{p.name}_v = load_vector<{count}>({p.name}_data + ({place(p.name)} + column));")
+                repeated.append(f"{p.name}_v = load_vector<{count}>({p.name}_data + ({place(p.name, '0')} + column));")
     held = {p.name: {"row": f"{p.name}_v[r]", "vector": f"{p.name}_v[r].get(k)"}.get(a, f"{p.name}_v.get(k)") for p, a in loads}
     operands = [f"widen({held[p.name]})" if p.name in held else p.name for p in program.parameters]
     each = [
@@ -60,9 +59,8 @@ def emit_strips(program: Program, variant: Variant) -> str:
         f"const {unsigned} column = at0 * {count};",
         *declared,
         *unrolled("r", rows, own, ctype="unsigned"),
-        "{  // once for all rows",
-        *indented(repeated),
-        "}",
+        "// once for all rows",
+        *repeated,
         *unrolled("r", rows, [*each, *stores], ctype="unsigned"),
     ]
     return emit_definition(program, variant, sizes, body)

@@ -151,6 +151,9 @@ template <class T> DEVICE T log_add_exp2(T a, T b)
 template <class T> struct tail { static constexpr T shift = 64, scale = (T)1.6038108905486378e-28; };
 template <> struct tail<double> { static constexpr double shift = 512, scale = 4.3774910370530515e-223; };
 
+// The same of 2^x in fp32: 2^-64.
+struct binary_tail { static constexpr float scale = 5.42101086e-20f; };
+
 // a / d for 1 <= d < 2^64: one Newton step from rcp_approx, without the branches of a division for other divisors.
 DEVICE float over(float a, float d) { const float r = rcp_approx(d); return a * fmaf(r, fmaf(-d, r, 1.0f), r); }
 DEVICE double over(double a, double d) { return a / d; }
@@ -198,7 +201,7 @@ DEVICE float gelu(float x)
     const float e = ex2_approx(deep ? v + 64.0f : v);
     const float q = t * p * fmaf(e, v_low * 0.693147181f, e);
     const float y = x * (x < 0.0f ? q : deep ? 1.0f : 1.0f - q);
-    return deep && x < 0.0f ? y * 5.42101086e-20f : y;  // 2^-64
+    return deep && x < 0.0f ? y * binary_tail::scale : y;
 }
 DEVICE double gelu(double x)
 {
@@ -223,7 +226,7 @@ DEVICE float gelu_tanh(float x)
     float e = ex2_approx(deep ? w + 64.0f : w);
     e = fmaf(e, w_low * 0.693147181f, e);
     const float y = over(x < 0.0f ? x * e : x, deep ? 1.0f : 1.0f + e);
-    return deep && x < 0.0f ? y * 5.42101086e-20f : y;  // 2^-64
+    return deep && x < 0.0f ? y * binary_tail::scale : y;
 }
 DEVICE double gelu_tanh(double x)
 {
@@ -288,7 +291,7 @@ DEVICE float half_exp(float x) { return ex2_approx(x * 1.44269504f); }
 // 1 / (1 + 2^z) from z - 64: ex2.approx without .ftz takes three instructions more, for subnormal results, and with it loses the tail
 // of half results. 2^-64 / (2^-64 + 2^(z - 64)) neither overflows nor loses one where it is more than 2^-190, with no branch on
 // the sign; the argument, of up to 128, costs 2^-18 of the result.
-DEVICE float half_logistic(float z_less_64) { return rcp_approx(5.42101086e-20f + ex2_approx_ftz(z_less_64)) * 5.42101086e-20f; }
+DEVICE float half_logistic(float z_less_64) { return rcp_approx(binary_tail::scale + ex2_approx_ftz(z_less_64)) * binary_tail::scale; }
 
 DEVICE float half_sigmoid(float x) { return half_logistic(fmaf(x, -1.44269504f, -64.0f)); }
 
@@ -306,7 +309,7 @@ DEVICE float half_tanh(float x)
 DEVICE float half_gelu(float x)
 {
     const float a = fabsf(x), t = rcp_approx(fmaf(0.309f, a, 1.0f));
-    const float unit = 5.42101086e-20f;
+    constexpr float unit = binary_tail::scale;
     float p = fmaf(t, -0.0746564195f * unit, 0.184932813f * unit);
     p = fmaf(t, p, 0.0116477469f * unit);
     p = fmaf(t, p, 0.134901777f * unit);
@@ -324,14 +327,14 @@ DEVICE float half_gelu_tanh(float x)
 
 DEVICE float half_mish(float x)
 {
-    const float n = ex2_approx_ftz(fmaf(x, 1.44269504f, 64.0f)) * 5.42101086e-20f, w = n * (n + 2.0f);
+    const float n = ex2_approx_ftz(fmaf(x, 1.44269504f, 64.0f)) * binary_tail::scale, w = n * (n + 2.0f);
     return x > 20.0f ? x : x * (w * rcp_approx(w + 2.0f));
 }
 
 // log(1 + e) is e - e^2 / 2 + e^3 / 3 up to e = 2^-5: it, by e^4 / 4, and lg2_approx(1 + e), by 2^-22, are off by 1e-5 there.
 DEVICE float half_softplus(float x, float beta, float threshold)
 {
-    const float y = x * beta, e = ex2_approx_ftz(fmaf(fabsf(y), -1.44269504f, 64.0f)) * 5.42101086e-20f;
+    const float y = x * beta, e = ex2_approx_ftz(fmaf(fabsf(y), -1.44269504f, 64.0f)) * binary_tail::scale;
     const float log1p_e = e < 0.03125f ? fmaf(e * e, fmaf(e, 0.333333333f, -0.5f), e) : lg2_approx(1.0f + e) * 0.693147181f;
     return y > threshold ? x : (fmaxf(y, 0.0f) + log1p_e) / beta;
 }

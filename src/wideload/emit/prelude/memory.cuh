@@ -104,6 +104,16 @@ template <int N, class T> DEVICE vec<T, N> load_some(const T* p, long long i, lo
     return v;
 }
 
+// The elements i, i + 1, ... of an operand of n, as far as they are in it; i may be negative. Zeros elsewhere.
+template <int N, class T> DEVICE vec<T, N> load_within(const T* p, long long i, long long n)
+{
+    vec<T, N> v = {};
+#pragma unroll
+    for (int k = 0; k < N; ++k)
+        if (i + k >= 0 && i + k < n) v.set(k, p[i + k]);
+    return v;
+}
+
 // The elements i, i + 1, ... of an output of n, as far as they are in it; i may be negative.
 template <class T, class C, int N> DEVICE void store_some(T* p, long long i, long long n, const C (&x)[N])
 {
@@ -163,11 +173,7 @@ template <int N, class T> DEVICE vec<T, N> load_part(const T* p, long long i, lo
 {
     if (is_whole<N>(p, i, n)) return load_vector<N>(p + i);
     if (i >= N && i + 2 * N <= n) return load_shifted<N>(p + i);
-    vec<T, N> v = {};
-#pragma unroll
-    for (int k = 0; k < N; ++k)
-        if (i + k >= 0 && i + k < n) v.set(k, p[i + k]);
-    return v;
+    return load_within<N>(p, i, n);
 }
 
 template <int bytes> struct bytes_word { typedef uint4 type; };

@@ -17,16 +17,6 @@ template <int columns, int width> DEVICE unsigned tile_column(unsigned i) { retu
 
 template <int columns, int width, int depth> DEVICE unsigned tile_line(unsigned i) { return (i / 32 / (columns / width / 8) * 4 + i % 4) * depth; }
 
-// The elements i, i + 1, ... of an operand of n, as far as they are in it; i may be negative. Zeros elsewhere.
-template <int N, class T> DEVICE vec<T, N> load_within(const T* p, long long i, long long n)
-{
-    vec<T, N> v = {};
-#pragma unroll
-    for (int k = 0; k < N; ++k)
-        if (i + k >= 0 && i + k < n) v.set(k, p[i + k]);
-    return v;
-}
-
 // As load_within, of elements that are `stride` apart.
 template <int N, class T> DEVICE vec<T, N> load_apart(const T* p, long long i, long long n, long long stride)
 {
