@@ -224,7 +224,8 @@ class Trial:
             return
         self._seen["is_capture_empty"] = captured.is_empty
         if not captured.is_empty:
-            self._seen["is_off_stream"] = self._find_stale(captured.results[-1], partial(_replay, captured), self._operands, want) is not None
+            stale = self._find_stale(captured.results[-1], partial(_replay, captured), self._operands, want)
+            self._seen["is_off_stream"] = stale is not None
 
     def _outlasts_stream(self) -> bool:
         assert self._gpu is not None
