@@ -259,7 +259,7 @@ def test_a_bandwidth_above_nominal_is_no_record(x: torch.Tensor) -> None:
     assert str(result).splitlines()[1].count("%") == 1, "the error of the median, and no share of the nominal"
 
 
-def test_calls_that_all_write_to_one_tensor_are_checked_on_the_last_of_them() -> None:
+def test_calls_that_all_write_to_one_tensor_are_checked_on_changed_inputs() -> None:
     x, out = torch.ones(1, device="cuda"), torch.empty(1, device="cuda")
     result = bench(lambda v: torch.neg(v, out=out), x, name="held", **QUICK)
     assert codes(result, "held") <= {"HOLDS_TENSORS", "UNCHECKED", "THROTTLED"}, str(result)

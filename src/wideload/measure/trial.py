@@ -72,7 +72,7 @@ class Trial:
         self._is_repeatable = True
         self._host_us: float | None = None
         self._captured: timing.Capture | None = None
-        self._last_captured: Operands | None = None
+        self._captured_copies: list[Operands] = []
         self._result_bytes = self._least_written_bytes = 0
         self._held = held_tensors(fn)
         self._seen: dict[str, Any] = {"held": tuple(name for name, _ in self._held), "uncopied": self._operands.uncopied}
@@ -163,7 +163,7 @@ class Trial:
             self._is_repeatable, want = False, None
             self._seen["unchecked"] = "as asked" if is_random else "its results differ from call to call"
         self._reset()
-        stale = self._find_stale(previous, self._call_alone, self._operands, want)
+        stale = self._find_stale(previous, self._call_alone, want)
         self._seen["stale"] = stale
         self._reset()
         if self._gpu is not None and stale is None:
@@ -195,15 +195,15 @@ class Trial:
         shared.restore()
         own.restore()
 
-    def _find_stale(self, previous: Any, run: Callable[[], Any], operands: Operands, want: list[torch.Tensor] | None) -> str | None:
-        """Overwrite what was returned before, run again on ``operands``, and say what is wrong with the outputs now."""
+    def _find_stale(self, previous: Any, run: Callable[[], Any], want: list[torch.Tensor] | None) -> str | None:
+        """Overwrite what was returned before, run again, and say what is wrong with the outputs now."""
         targets = self._fresh(previous)
         if want is None:  # a tensor that it holds may be its state, which cannot be told from an output
             held = {tensor.untyped_storage().data_ptr() for _, tensor in self._held}
             targets = [tensor for tensor in targets if tensor.untyped_storage().data_ptr() not in held]
         saved = [tensor.clone() for tensor in targets]
         poison(targets)
-        got = self._outputs(run(), operands)
+        got = self._outputs(run(), self._operands)
         if want is not None:
             stale = find_difference(got, want, self._tolerance)
         else:
@@ -224,8 +224,7 @@ class Trial:
             return
         self._seen["is_capture_empty"] = captured.is_empty
         if not captured.is_empty:
-            stale = self._find_stale(captured.results[-1], partial(_replay, captured), self._operands, want)
-            self._seen["is_off_stream"] = stale is not None
+            self._seen["is_off_stream"] = self._find_stale(captured.results[0], partial(_replay, captured), want) is not None
 
     def _outlasts_stream(self) -> bool:
         assert self._gpu is not None
@@ -233,22 +232,21 @@ class Trial:
 
     def recheck(self, want: list[torch.Tensor] | None) -> None:
         """Compare once more, on permuted arguments: what was timed must still do the work. ``want`` is the reference's answer to them."""
-        operands = self._last_captured or self._operands
-        operands.restore()
-        operands.permute()
+        for operands in self._captured_copies or [self._operands]:  # all: their calls may write to one tensor, which fn holds
+            operands.restore()
+            operands.permute()
         self._is_permuted = True
         if self._answers_for_itself:
-            fresh = operands.replicate()
+            fresh = self._operands.replicate()
             fresh.permute()
             want = frozen(self.answer(fresh)) if self._is_repeatable else None
         if self._captured is not None:
-            # Only the last call's results are sure to be there after a replay: all calls may write to one tensor that fn holds.
-            self._seen["stale"] = self._find_stale(self._captured.results[-1], partial(_replay, self._captured), operands, want)
+            self._seen["stale"] = self._find_stale(self._captured.results[0], partial(_replay, self._captured), want)
         else:
             previous = self._call_alone()
             self._synchronize()
             self._reset()
-            self._seen["stale"] = self._find_stale(previous, self._call_alone, operands, want)
+            self._seen["stale"] = self._find_stale(previous, self._call_alone, want)
 
     def note_unchecked(self, why: str) -> None:
         """Note why a check was not made, unless there is a reason already."""
@@ -306,7 +304,7 @@ class Trial:
         if isinstance(captured, str):
             self._seen["capture_failure"] = captured
             return None
-        self._captured, self._last_captured = captured, copies[-1]
+        self._captured, self._captured_copies = captured, copies
         restore = (lambda: _restore_all(copies)) if self._is_drifting else None
         flush = self._gpu.flush if is_short or restore is not None else None
         return GraphSampler(captured, num_calls, num_buffers, flush, mode=mode, restore=restore, gap_us=self._gpu.find_gap_us())
@@ -373,7 +371,7 @@ def _per_second(nbytes: int | None, time_us: float) -> float | None:
 
 def _replay(captured: timing.Capture) -> Any:
     captured.graph.replay()
-    return captured.results[-1]
+    return captured.results[0]
 
 
 def _restore_all(copies: Sequence[Operands]) -> None:
