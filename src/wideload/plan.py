@@ -57,12 +57,22 @@ TILE_BYTES = 32768
 4.00 TB/s on an H200 (64 x 64: 3.70, 128 x 64: 3.84). Two blocks fit on an SM of every architecture (sm_75 has 64 KiB), four on sm_90,
 where threads are the limit. A halo adds up to an eighth."""
 
+STATIC_SHARED_BYTES = 48 * 1024
+"""Shared memory that a block may have without asking for more (CUDA C++ Programming Guide, compute capabilities)."""
+
 TILE_THREADS = 512
 """Threads of such a block, at most: four 16-byte loads each (512 to 1024 threads measured equal on an H200; two blocks of 1024 would
 leave 32 registers a thread)."""
 
 TILE_BLOCKS = 2
 """Blocks an SM that the registers of such a kernel must leave room for, 64 a thread: while one waits for its loads, the other stores."""
+
+RING_BLOCKS = 3
+"""The same where turned operands come to their tiles past the registers and no other operand waits in them. On an H200, of the wall, with
+two, three and four blocks: bf16 0.867, 0.913, 0.909, fp64 0.855, 0.897 (three), int8 0.77, 0.843, 0.860; beside an operand that is not
+turned bf16 0.925, 0.875."""
+
+_WARP_THREADS = 32
 
 TILE_ACROSS = 8
 """Accesses along an output's line that a warp of a ``tile`` kernel stores together: 128 bytes of each of four lines."""
@@ -163,7 +173,7 @@ class Tile:
     ``columns`` lie along the outputs' fast dim, ``lines`` along that of the operands that are turned. A thread computes ``width``
     columns, one access of the widest output, of ``depth`` neighbouring lines at a time. Where the outputs' lines are not aligned alike,
     the accesses of each line begin at a sector of the first output, up to ``halo - 1`` columns before the tile, and ``halo`` columns
-    more of turned operands are loaded.
+    more of turned operands are loaded. Where a turned operand is not aligned, each column of all of them lies in a ring of ``ring`` lines.
     """
 
     columns: int
@@ -171,6 +181,7 @@ class Tile:
     width: int
     depth: int
     halo: int = 0
+    ring: int = 0
 
 
 @dataclass(frozen=True)
@@ -668,14 +679,17 @@ def _choose_tile(space: IterSpace, walks: Sequence[_Walk], num_inputs: int) -> _
     inputs, outputs = walks[:num_inputs], walks[num_inputs:]
     beat = outputs[0].beat(width)
     loads = tuple(_tile_access(walk, beat, width) for walk in inputs)
+    if "turned_realigned" in loads or any(walk.phase(ACCESS_BYTES // walk.type.itemsize) for walk in turned):
+        tile = _in_rings(tile, min(turned_bytes))
     stores: tuple[Access, ...] = tuple("vector" if walk.beat(width) == beat else "elements" for walk in outputs)
     is_whole = _is_whole(dims[0].size, width, beat, (*loads, *stores))
-    is_whole = is_whole and not any(dims[1].size * walk.type.itemsize % ACCESS_BYTES for walk in turned)
+    is_whole = is_whole and not tile.ring and not any(dims[1].size * walk.type.itemsize % ACCESS_BYTES for walk in turned)
     if any(stride % width for stride in outputs[0].strides[1:]):
-        # Lines that begin at sectors, not at any 16 bytes, write none in two parts: 3.99 against 3.80 TB/s for bf16 on an H200. In wider
-        # items the wider halo costs as much as that brings (fp32 3.57 against 3.61).
-        itemsize = outputs[0].type.itemsize
-        tile = replace(tile, halo=max(width, SECTOR_BYTES // itemsize) if itemsize < 4 else width)
+        # Lines that begin at sectors, not at any 16 bytes, write none in two parts. On an H200, of the wall: bf16 0.913 against 0.859,
+        # fp32 0.916 against 0.867, fp64 0.933 against 0.897; at 64 bytes bf16 0.907.
+        tile = replace(tile, halo=max(width, SECTOR_BYTES // outputs[0].type.itemsize))
+    if sum(turned_bytes) * (tile.columns + tile.halo) * (tile.ring or tile.lines) > STATIC_SHARED_BYTES:
+        return None  # more operands than have rings of 32 bytes
     num_across = -(-(dims[0].size + (tile.halo - 1 if tile.halo else beat[0])) // tile.columns)
     num_along = -(-dims[1].size // tile.lines)
     # Neighbouring blocks write neighbouring columns: groups of 2 to 16 that read along the lines first were up to 5 % slower on an H200.
@@ -689,15 +703,15 @@ def _choose_tile(space: IterSpace, walks: Sequence[_Walk], num_inputs: int) -> _
         if access in ("realigned", "turned", "turned_realigned"):
             strides.append(walk.span([dim.size for dim in dims]))
     strides += [stride for walk in outputs for stride in walk.strides[1:]]
-    threads = min(TILE_THREADS, tile.columns * tile.lines // (width * tile.depth))
+    num_accesses = tile.columns * tile.lines // (width * tile.depth)
+    threads = num_accesses // -(-num_accesses // TILE_THREADS)
     elements = tile.columns * tile.lines // threads
     runtime = (dims[0].size, dims[1].size, beat[0], *_divisions(grid, 32), *strides)
     num_covered = grid.num_elements * tile.columns * tile.lines
     why = f"{ACCESS_BYTES} bytes of the widest operand along the output ({widest.name})"
     reasons = (*_tile_reasons(tile, turned, outputs[0]), Reason("elements an access", str(width), why), index_width)
     reasons += (*_edge_reasons(is_whole, inputs, loads), *_narrow_reasons(loads, stores))
-    accesses = (*loads, *stores)
-    return _Choice("tile", accesses, elements, bits, num_covered, runtime, reasons, threads, tile, is_whole, order=tuple(order))
+    return _Choice("tile", (*loads, *stores), elements, bits, num_covered, runtime, reasons, threads, tile, is_whole, order=tuple(order))
 
 
 _FAST_DIM: dict[Access, tuple[int, ...]] = {"turned": (1,), "turned_realigned": (1,), "vector": (0,), "realigned": (0,), "row": (0,)}
@@ -706,7 +720,7 @@ _FAST_DIM: dict[Access, tuple[int, ...]] = {"turned": (1,), "turned_realigned": 
 
 def _tile_reasons(tile: Tile, turned: Sequence[_Walk], output: _Walk) -> list[Reason]:
     names = ", ".join(walk.name for walk in turned)
-    num_elements = (tile.columns + tile.halo) * tile.lines
+    num_elements = (tile.columns + tile.halo) * (tile.ring or tile.lines)
     why = (
         f"{tile.columns * output.type.itemsize}-byte runs of the output, {tile.lines * turned[0].type.itemsize}-byte runs of "
         f"{turned[0].name}, {sum(walk.type.itemsize for walk in turned) * num_elements} bytes of shared memory"
@@ -718,6 +732,9 @@ def _tile_reasons(tile: Tile, turned: Sequence[_Walk], output: _Walk) -> list[Re
     if tile.halo:
         why = f"the output's lines are not aligned alike: each begins its accesses anew, {tile.halo} more columns are loaded"
         reasons.append(Reason("halo", str(tile.halo), why))
+    if tile.ring:
+        why = "a turned operand is not aligned: its aligned words are copied, and elements picked from where they then lie"
+        reasons.append(Reason("ring", str(tile.ring), why))
     return reasons
 
 
@@ -746,7 +763,7 @@ def _tile_access(walk: _Walk, beat: tuple[int, ...], width: int) -> Access:
         return "uniform"
     if walk.strides[0] > 1 and walk.strides[1] == 1:
         own = ACCESS_BYTES // walk.type.itemsize
-        return "turned_realigned" if walk.phase(own) or any(s % own for d, s in enumerate(walk.strides) if d != 1) else "turned"
+        return "turned_realigned" if any(s % own for d, s in enumerate(walk.strides) if d != 1) else "turned"
     if walk.strides[0] > 1:
         return "strided"
     if walk.strides[0] == 0:
@@ -775,6 +792,20 @@ def _fit_tile(num_columns: int, num_lines: int, width: int, out_bytes: int, turn
         return None
     _, _, lines, columns = max(fitting)
     return Tile(columns, lines, width, depth)
+
+
+def _in_rings(tile: Tile, least_bytes: int) -> Tile:
+    """The same tile, each column in a ring of so many lines: fewer lines, so that the word that both ends of a column cut fits as well.
+
+    A warp computes one access of four lines; as many lines as leave all warps of a block with the same number of accesses.
+    """
+    at_once, most_warps = _WARP_THREADS // TILE_ACROSS, TILE_THREADS // _WARP_THREADS
+    ring, lines = tile.lines, tile.lines - ACCESS_BYTES // least_bytes
+    if 2 * lines < ring:
+        ring, lines = 2 * ring, ring
+    across = tile.columns // tile.width // TILE_ACROSS
+    accesses = next(n for n in range(lines // at_once * across, 0, -across) if n % -(-n // most_warps) == 0)
+    return replace(tile, lines=accesses // across * at_once, depth=1, ring=ring)
 
 
 def _choose_strided(space: IterSpace, walks: Sequence[_Walk]) -> _Choice:

@@ -519,7 +519,7 @@ def test_the_launches_of_calls_of_any_size_are_counted_at_once() -> None:
     assert square.eager.kernels[0].launches > 2**31
 
 
-def test_spills_of_unaligned_transposes_are_not_blamed_on_the_function() -> None:
+def test_unaligned_transposes_spill_nothing() -> None:
     explanation = explain(lambda x, y: x.t() + y, meta(4097, 4095), meta(4095, 4097))
-    assert "multiple of 16 bytes" in verdict(explanation, "spills").next_step
     assert any(operand.access == "turned_realigned" for operand in explanation.operands)
+    assert [kernel.spill_bytes.value for kernel in explanation.kernels if kernel.spill_bytes] == [0]

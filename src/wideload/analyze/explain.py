@@ -686,11 +686,7 @@ def _judge_spills(kernel: ExplainedKernel, own: Sequence[ExplainedOperand]) -> l
     per_thread = sum(operand.minimal.value for operand in own) / kernel.num_elements * kernel.elements_per_thread
     text = f"Spills: {spilled:.0f} bytes a thread of {kernel.name} go through local memory"
     effect = computed(1 + spilled / per_thread, "x", "spilled / minimal bytes a thread")
-    if any(operand.access == "turned_realigned" for operand in own):
-        step = "Give transposed operands rows of a multiple of 16 bytes: nothing has to be shifted then."
-    else:
-        step = "Split the function, or return fewer results at a time."
-    return [Verdict("spills", effect, text, step)]
+    return [Verdict("spills", effect, text, "Split the function, or return fewer results at a time.")]
 
 
 def _judge_measured(explanation: Explanation, limits: Sequence[Verdict]) -> list[Verdict]:

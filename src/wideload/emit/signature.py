@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from wideload.emit.positions import position_sizes
 from wideload.emit.text import indented
 from wideload.lower import Program
-from wideload.plan import MANY_LOADS, MANY_LOADS_BLOCKS, TILE_BLOCKS, Variant
+from wideload.plan import MANY_LOADS, MANY_LOADS_BLOCKS, RING_BLOCKS, TILE_BLOCKS, Variant
 
 __all__ = ["emit_definition", "emit_uniform"]
 
@@ -40,7 +40,9 @@ def _head(program: Program, variant: Variant, sizes: Sequence[str]) -> str:
     listed = ",\n    ".join(parameters)
     num_loads = sum({"vector": variant.strip.rows if variant.strip else 1, "row": 1, "repeated": 1}.get(a, 0) for a in variant.loads)
     has_many_loads = variant.is_whole and num_loads >= MANY_LOADS
-    blocks = TILE_BLOCKS if variant.tile else MANY_LOADS_BLOCKS if has_many_loads else None
+    is_direct = bool({"vector", "realigned", "strided"} & set(variant.loads))
+    tile_blocks = RING_BLOCKS if variant.tile and variant.tile.ring and not is_direct else TILE_BLOCKS
+    blocks = tile_blocks if variant.tile else MANY_LOADS_BLOCKS if has_many_loads else None
     bounds = f"{variant.threads}, {blocks}" if blocks else variant.threads
     return f'extern "C" __global__ void __launch_bounds__({bounds})\n{program.name}_{variant.family}(\n    {listed})'
 

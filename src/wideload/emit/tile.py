@@ -18,6 +18,7 @@ from wideload.plan import ACCESS_BYTES, REGISTER_BYTES, Access, Variant
 
 __all__ = ["emit_tile"]
 
+_LINE_BYTES = 128
 _TURNED = ("turned", "turned_realigned")
 _REGISTERS_IN_FLIGHT = 48
 """Registers of a thread that may wait for loads at once. Operands that are not turned are read before the barrier as far as that goes,
@@ -37,23 +38,21 @@ class _TileText:
         self.program, self.variant, self.tile = program, variant, variant.tile
         self.index, self.unsigned, _ = INDEX_TYPES[variant.index_bits]
         self.loads = list(zip(program.parameters, variant.loads, strict=True))
-        self.turned = [(p, access) for p, access in self.loads if access in _TURNED]
+        turned = [p for p, access in self.loads if access in _TURNED]
+        self.turned, self.ringed = ([], turned) if self.tile.ring else (turned, [])
+        self.alike = {p.name for p, access in self.loads if access == "turned"}
         self.num_loaded = self.tile.columns + self.tile.halo
         self.passes = self.tile.columns * self.tile.lines // (self.tile.width * self.tile.depth * variant.threads)
         self.early, self.late = self._split_direct()
 
-    def _num_chunks(self, p: Parameter) -> int:
-        """16-byte chunks of a turned operand's tile."""
-        return self.num_loaded * self.tile.lines // _own(p)
-
     def _passes_of(self, p: Parameter) -> int:
         """Chunks of it that a thread loads."""
-        return -(-self._num_chunks(p) // self.variant.threads)
+        return -(-self.num_loaded * self.tile.lines // _own(p) // self.variant.threads)
 
     def _split_direct(self) -> tuple[list[tuple[Parameter, Access]], list[tuple[Parameter, Access]]]:
         """The operands that are not turned: those read before the barrier, those read behind it."""
         chunk = ACCESS_BYTES // REGISTER_BYTES
-        in_flight = sum(chunk * self._passes_of(p) * (1 if access == "turned" else 2) for p, access in self.turned)
+        in_flight = sum(chunk * self._passes_of(p) for p in self.turned)  # what goes to rings passes no registers
         early: list[tuple[Parameter, Access]] = []
         late: list[tuple[Parameter, Access]] = []
         for p, access in self.loads:
@@ -68,9 +67,15 @@ class _TileText:
         for name in (*(p.name for p, access in self.loads if access not in ("uniform", "value")), *(r.name for r in self.program.results)):
             steps = " + ".join(f"at{d} * ({self.unsigned}){name}_stride{d}" for d in range(2, self.variant.rank))
             body.append(f"const {self.unsigned} {name}_at = {steps or 0};")
-        for p, _ in self.turned:
-            body.append(f"__shared__ vec<{p.type.storage}, {_own(p)}> {p.name}_tile[{self._num_chunks(p)}];")
-            body.append(f"vec<{p.type.storage}, {_own(p)}> {p.name}_v[{self._passes_of(p)}];")
+        for p in (*self.turned, *self.ringed):
+            lines = self.tile.ring or self.tile.lines
+            body.append(
+                f"alignas({_LINE_BYTES}) __shared__ vec<{p.type.storage}, {_own(p)}> {p.name}_tile[{self.num_loaded * lines // _own(p)}];"
+            )
+        body += [f"vec<{p.type.storage}, {_own(p)}> {p.name}_v[{self._passes_of(p)}];" for p in self.turned]
+        for p in self.ringed:
+            body.append(f"const unsigned {p.name}_step = (unsigned){p.name}_stride0 * {p.type.itemsize};")
+            body.append(f"const unsigned {p.name}_start = {self._start(p)};")
         if self.variant.is_whole:
             body += self._whole_accesses()
         else:
@@ -87,14 +92,12 @@ class _TileText:
         if self.early:
             loads = [*self._line(), *(self._load_whole(p, access, "[m][d]") for p, access in self.early)]
             body += unrolled("m", self.passes, [place, *unrolled("d", tile.depth, loads)])
-        for p, access in self.turned:
-            if self.variant.is_whole:
-                bounds = f"({self.index})size0, ({self.index})size1"
-                body.append(f"load_lines_inside<{self._shape()}>({self._source(p)}, {bounds});")
-            else:
-                body.append(f"load_lines<{self._shape()}, {_is_aligned(access)}>({self._source(p)});")
-        body += [f"store_lines<{self._shape()}, {tile.width}>({p.name}_tile, {p.name}_v);" for p, _ in self.turned]
-        body.append("__syncthreads();")
+        body = [*self._copy_words(is_full=True), *body]
+        for p in self.turned:
+            bounds = f", {self._bounds()}" if self.variant.is_whole else ""
+            body.append(f"load_lines<{self._shape()}>({p.name}_v, {self._source(p)}{bounds});")
+        body += [f"store_lines<{self._shape()}, {tile.width}>({p.name}_tile, {p.name}_v);" for p in self.turned]
+        body += self._barrier()
         body.append("// results, along the columns")
         each = [place, *self._declare(self.late, f"[{tile.depth}]")]
         if self.late:
@@ -103,26 +106,26 @@ class _TileText:
         guard = "if (is_inside) " if self.variant.is_whole else ""
         line = [
             *self._line(),
-            *(self._gather_line() if tile.halo else ()),
+            *(self._gather_line(is_cut=bool(tile.halo)) if tile.halo or tile.ring else ()),
             *self._compute(),
             *(guard + store for store in self._store_whole()),
         ]
-        each += [*(self._gather_access() if not tile.halo else ()), *unrolled("d", tile.depth, line)]
+        each += [*(() if tile.halo or tile.ring else self._gather_access()), *unrolled("d", tile.depth, line)]
         return body + unrolled("m", self.passes, each)
 
     def _single_lines(self) -> list[str]:
         """A tile that is partly outside."""
         tile, threads = self.tile, self.variant.threads
         body = []
-        for p, how in self.turned:
-            bounds = f"({self.index})size0, ({self.index})size1, {_ends(p)}"
-            body.append(f"fill_lines<{self._shape()}, {tile.width}, {_is_aligned(how)}>({p.name}_tile, {self._source(p)}, {bounds});")
+        body += self._copy_words(is_full=False)
+        for p in self.turned:
+            body.append(f"fill_lines<{self._shape()}, {tile.width}>({p.name}_tile, {p.name}_v, {self._source(p)}, {self._bounds()});")
         direct = [*self.early, *self.late]
         line = [self._place("k", 1), "const int d = 0;", *self._line(), f"if (line >= ({self.index})size1) continue;"]
         line += [*self._declare(direct, ""), *(self._load_inside(p, access) for p, access in direct)]
-        line += [*self._gather_line(), *self._compute(is_edge=True), *self._store_inside()]
+        line += [*self._gather_line(is_cut=True), *self._compute(is_edge=True), *self._store_inside()]
         loop = f"for (unsigned k = threadIdx.x; k < {tile.columns * tile.lines // tile.width}; k += {threads}) {{"
-        return [*body, "__syncthreads();", "#pragma unroll 1", loop, *indented(line), "}"]
+        return [*body, *self._barrier(), "#pragma unroll 1", loop, *indented(line), "}"]
 
     def _sizes(self) -> list[str]:
         """The names of the run-time integers, in the plan's order."""
@@ -166,7 +169,7 @@ class _TileText:
         first_column, last_column = f"({u})(column0 - {tile.halo})", f"({u})(column0 + {tile.columns - 1})"
         first_line, last_line = f"({u})line0", f"({u})(line0 + {tile.lines - 1})"
         for p, access in self.loads:
-            if access == "turned_realigned":
+            if self.tile.ring and access in _TURNED:
                 stride, reach = f"({u}){p.name}_stride0", _own(p)
                 first, last = f"{first_column} * {stride} + {first_line}", f"{last_column} * {stride} + {last_line}"
             elif access == "realigned":
@@ -208,26 +211,55 @@ class _TileText:
         return f"{self.num_loaded}, {self.tile.lines}, {self.variant.threads}"
 
     def _source(self, p: Parameter) -> str:
-        """What both functions that load a tile take: registers, the operand, where the tile begins in it."""
-        column = f"column0 - {self.tile.halo}" if self.tile.halo else "column0"
-        return f"{p.name}_v, {p.name}_data + {p.name}_at, ({self.unsigned}){p.name}_stride0, {column}, line0"
+        """What all functions that load a tile take: the operand, and where the tile begins in it."""
+        return f"{p.name}_data + {p.name}_at, ({self.unsigned}){p.name}_stride0, {self._first_column()}, line0"
+
+    def _first_column(self) -> str:
+        return f"column0 - {self.tile.halo}" if self.tile.halo else "column0"
+
+    def _bounds(self) -> str:
+        return f"({self.index})size0, ({self.index})size1"
+
+    def _start(self, p: Parameter) -> str:
+        """The address of the tile's first element; its low bits, from which every column's follow."""
+        at = f"{p.name}_at + ({self.unsigned})({self._first_column()}) * ({self.unsigned}){p.name}_stride0 + ({self.unsigned})line0"
+        return f"(unsigned)(unsigned long long){p.name}_data + (unsigned)({at}) * {p.type.itemsize}"
+
+    def _copy_words(self, *, is_full: bool) -> list[str]:
+        """On their way before anything else is read: they pass no registers."""
+        lines = []
+        for p in self.ringed:
+            shape = f"{self._shape()}, {self.tile.width}, {self._ring(p)}, {str(is_full).lower()}"
+            ends = f"{p.name}_data, {p.name}_data + {p.name}_span"
+            lines.append(f"copy_words<{shape}>({p.name}_tile, {self._source(p)}, {self._bounds()}, {ends});")
+        return lines
+
+    def _ring(self, p: Parameter) -> str:
+        """Its bytes, and whether all columns begin at the same byte of a word."""
+        return f"{self.tile.ring * p.type.itemsize}, {str(p.name in self.alike).lower()}"
+
+    def _barrier(self) -> list[str]:
+        return [*(["arrived();"] if self.ringed else []), "__syncthreads();"]
 
     def _gather_access(self) -> list[str]:
         """All lines of an access, a column at a time."""
         tile = self.tile
         load = f"load_turned<{tile.lines}, {tile.width}, {tile.depth}>"
         lines = [f"const unsigned turn = tile_turn(across / {tile.width});"]
-        lines += [f"vec<{p.type.storage}, {tile.depth}> {p.name}_r[{tile.width}];" for p, _ in self.turned]
-        return lines + unrolled(
-            "e", tile.width, [f"{p.name}_r[e] = {load}({p.name}_tile, across + e, along, turn);" for p, _ in self.turned]
-        )
+        lines += [f"vec<{p.type.storage}, {tile.depth}> {p.name}_r[{tile.width}];" for p in self.turned]
+        return lines + unrolled("e", tile.width, [f"{p.name}_r[e] = {load}({p.name}_tile, across + e, along, turn);" for p in self.turned])
 
-    def _gather_line(self) -> list[str]:
-        """One line of an access."""
-        tile = self.tile
-        at = f"(unsigned)(column - column0){f' + {tile.halo}' if tile.halo else ''}, along + d"
-        lines = [f"vec<{p.type.storage}, 1> {p.name}_r[{tile.width}];" for p, _ in self.turned]
-        return lines + [f"gather_line<{tile.lines}, {tile.width}>({p.name}_r, {p.name}_tile, {at});" for p, _ in self.turned]
+    def _gather_line(self, *, is_cut: bool) -> list[str]:
+        """One line of an access; ``is_cut`` where it may lie across two of the tile."""
+        shape = f"{self.tile.lines}, {self.tile.width}"
+        lines = [f"const unsigned first = (unsigned)(column - column0){f' + {self.tile.halo}' if self.tile.halo else ''};"]
+        lines += [f"vec<{p.type.storage}, 1> {p.name}_r[{self.tile.width}];" for p in (*self.turned, *self.ringed)]
+        lines += [f"gather_line<{shape}>({p.name}_r, {p.name}_tile, first, along + d);" for p in self.turned]
+        for p in self.ringed:
+            how = f"{self.tile.width}, {self._ring(p)}, {str(is_cut).lower()}"
+            address = f"{p.name}_start + first * {p.name}_step + (along + d) * {p.type.itemsize}"
+            lines.append(f"gather_words<{how}>({p.name}_r, {p.name}_tile, first, {address}, {p.name}_step);")
+        return lines
 
     # Operands that run along the outputs
 
@@ -264,7 +296,7 @@ class _TileText:
     def _compute(self, *, is_edge: bool = False) -> list[str]:
         """One line of an access."""
         held = {p.name: "" if is_edge else "[m][d]" for p, _ in self.early} | {p.name: "" if is_edge else "[d]" for p, _ in self.late}
-        line = "0" if is_edge or self.tile.halo else "d"
+        line = "0" if is_edge or self.tile.halo or self.tile.ring else "d"
         operands = []
         for p, access in self.loads:
             match access:
@@ -298,11 +330,3 @@ class _TileText:
 def _own(p: Parameter) -> int:
     """Elements of one access along the operand's own fast dim."""
     return ACCESS_BYTES // p.type.itemsize
-
-
-def _is_aligned(access: Access) -> str:
-    return "true" if access == "turned" else "false"
-
-
-def _ends(p: Parameter) -> str:
-    return f"{p.name}_data, {p.name}_data + {p.name}_span"
