@@ -15,11 +15,12 @@ from typing import Any
 
 from rich.table import Table
 
+from wideload.decode import check_schema
 from wideload.errors import WideloadError
 from wideload.measure.compare import CONFIDENCE, SAME_WITHIN, Comparison, Comparisons, compare_results
 from wideload.measure.compare import SCHEMA as COMPARISON_SCHEMA
 from wideload.measure.result import SCHEMA as BENCH_SCHEMA
-from wideload.measure.result import BenchResult, Contender, check_schema, print_plain
+from wideload.measure.result import BenchResult, Contender, print_plain
 
 __all__ = ["SCHEMA", "Point", "Sweep", "SweepComparison", "compare_sweeps", "read_sweep"]
 
