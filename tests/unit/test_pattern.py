@@ -50,7 +50,7 @@ X = meta(512, 1024)
 PATHS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "vector": (lambda x: x + 1, (X,)),
     "vector of mixed widths": (lambda x, y: x + y, (X, X.float())),
-    "repeated": (lambda x, b: torch.nn.functional.gelu(x + b), (X, meta(1024))),
+    "repeated": (lambda x, b: torch.nn.functional.gelu(x + b), (meta(16384, 4096), meta(4096))),
     "realigned": (lambda x: x + 1, (meta(512 * 1024 + 1)[1:],)),
     "stepped": (lambda x: x + 1, (X[:, ::2],)),
     "strided": (lambda x: x + 1, (X[:, ::40],)),
