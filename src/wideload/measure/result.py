@@ -5,12 +5,16 @@ Knows figures only; it must not know how they were measured. Times are microseco
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from wideload.analyze.figure import Figure, assumed, computed
 from wideload.decode import check_schema, decode
+from wideload.errors import DeviceError
+from wideload.gpus import find_target
 from wideload.measure.environment import Environment, GpuState
 from wideload.measure.labels import Label, is_ranked
 from wideload.measure.operands import OperandInfo
@@ -80,6 +84,18 @@ class BenchResult:
     def __getitem__(self, name: str) -> Contender:
         """Return the contender of that name."""
         return {contender.name: contender for contender in self.contenders}[name]
+
+    @property
+    def nominal_bandwidth(self) -> Figure | None:
+        """The GPU's, in GB/s: computed from its attributes, or assumed where it is that of the table of GPUs."""
+        if self.nominal_bytes_per_second is None:
+            return None
+        gbps = self.nominal_bytes_per_second / 1e9
+        with contextlib.suppress(DeviceError):
+            gpu = find_target(self.environment.gpu or "").gpu
+            if gpu is not None and gpu.memory_bandwidth_gbps == gbps:
+                return assumed(gbps, "GB/s", f"gpus.csv, {gpu.name}: {gpu.source}")
+        return computed(gbps, "GB/s", "device attributes")
 
     def share_of_nominal(self, contender: Contender) -> float | None:
         """Return which part of the nominal bandwidth a ranked time with cold caches is; never more than 1."""
