@@ -214,7 +214,8 @@ def bench(
     as_csv: Annotated[bool, typer.Option("--csv", help="Write a line for each contender and size instead of a table.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Write the table in Markdown.")] = False,
     explain_it: Annotated[
-        bool, typer.Option("--explain/--no-explain", help="Below a table of one size, explain the first function, as wideload explain does.")
+        bool,
+        typer.Option("--explain/--no-explain", help="Without --sweep, explain the function below the table, as wideload explain does."),
     ] = True,
 ) -> None:
     """Check functions against each other and time them: cold L2, random data, the host's cost apart.
@@ -334,7 +335,8 @@ def explain(
 @app.command()
 def report(
     results: Annotated[
-        list[Path], typer.Argument(help="What bench, explain and roofline wrote with --json: any of them, in any order.", show_default=False)
+        list[Path],
+        typer.Argument(help="What bench, explain and roofline wrote with --json, in any order.", show_default=False),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The page.", metavar="FILE")] = Path("report.html"),
     pictures: Annotated[

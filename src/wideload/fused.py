@@ -225,7 +225,8 @@ class FusedFunction:
         """How far a call with these arguments is from its bound, and why: bytes, sectors, occupancy, bytes in flight, instructions.
 
         Takes what `plan` takes. Without ``target``, the arguments' own GPU is reckoned with, and ``measure`` adds the time of the
-        call, by ``wl.bench``, unless ``measured_us`` gives it. Raises as `plan` does; where NVRTC or nvdisasm is missing, what comes of them is left out.
+        call, by ``wl.bench``, unless ``measured_us`` gives it. Raises as `plan` does; where NVRTC or nvdisasm is missing, what comes of
+        them is left out.
 
         >>> import torch, wideload as wl
         >>> x = torch.empty(2**28, dtype=torch.bfloat16, device="meta")

@@ -333,15 +333,16 @@ def _condition_tables(result: BenchResult) -> Iterator[Table]:
     """What the work needs at least, and on what it was measured; of a sweep, at its last size."""
     minimal = None if result.minimal_bytes is None else Figure(result.minimal_bytes, "B", "computed", "each operand and each result once")
     nominal = result.nominal_bandwidth
-    least = (
-        Figure(minimal.value / nominal.value / 1e3, "us", nominal.kind, "minimal bytes / nominal bandwidth") if minimal and nominal else None
-    )
+    least = None
+    if minimal and nominal:
+        least = Figure(minimal.value / nominal.value / 1e3, "us", nominal.kind, "minimal bytes / nominal bandwidth")
     figures = {"minimal bytes": (",", minimal), "nominal bandwidth": (",.0f", nominal), "least time": (",.2f", least)}
     bounds = _figure_table("Bounds", figures)
     if bounds.rows:
         yield bounds
     where, state = result.environment, result.gpu_state
     clocks = None if state.sm_clock_before_mhz is None else f"{state.sm_clock_before_mhz} -> {state.sm_clock_after_mhz} MHz"
+    commit = (where.commit or "no commit")[:_COMMIT_DIGITS]
     conditions = {
         "arguments": ", ".join(map(str, result.arguments)),
         "checked against": result.checked_against,
@@ -349,7 +350,7 @@ def _condition_tables(result: BenchResult) -> Iterator[Table]:
         "SM clock": clocks,
         "driver": where.driver,
         "CPU": f"{where.cpu}, {where.num_threads} threads",
-        "versions": f"wideload {where.wideload} ({(where.commit or 'no commit')[:_COMMIT_DIGITS]}), torch {where.torch}, Python {where.python}",
+        "versions": f"wideload {where.wideload} ({commit}), torch {where.torch}, Python {where.python}",
         "at": where.time_utc,
     }
     rows = tuple((Cell(name), Cell(value)) for name, value in conditions.items() if value)

@@ -30,9 +30,8 @@ class Pattern:
 
     def __post_init__(self) -> None:
         if self.itemsize < 1 or len(self.lanes) > WARP_SIZE:
-            raise LayoutError(
-                f"itemsize is {self.itemsize} and there are {len(self.lanes)} lanes; allowed are at least 1 byte and at most {WARP_SIZE} lanes"
-            )
+            allowed = f"allowed are at least 1 byte and at most {WARP_SIZE} lanes"
+            raise LayoutError(f"itemsize is {self.itemsize} and there are {len(self.lanes)} lanes; {allowed}")
 
     @property
     def used(self) -> frozenset[int]:

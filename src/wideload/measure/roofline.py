@@ -29,7 +29,18 @@ from wideload.launch import LoadedKernel, device_arch
 from wideload.measure.environment import read_environment
 from wideload.measure.wall import MIXES, Mix, Wall, cuda_index, measure_wall, mover_source, nearest_mix, time_cold
 
-__all__ = ["SCHEMA", "Attributes", "Figure", "Rates", "Roofline", "find_ridges", "nominal_bandwidth", "read_device", "roofline", "table_bandwidth"]
+__all__ = [
+    "SCHEMA",
+    "Attributes",
+    "Figure",
+    "Rates",
+    "Roofline",
+    "find_ridges",
+    "nominal_bandwidth",
+    "read_device",
+    "roofline",
+    "table_bandwidth",
+]
 
 SCHEMA = "wideload.roofline/1"
 """The number behind the slash grows when a key changes its name or its meaning; the figures in the cache are then measured again."""

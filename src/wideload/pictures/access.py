@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wideload.analyze.pattern import Pattern
 from wideload.analyze.sectors import LINE_BYTES, SECTOR_BYTES, WARP_SIZE
@@ -88,20 +88,21 @@ def draw_access(pattern: Pattern, title: str = "", *, style: Style = LIGHT) -> C
         axes.text(-1.5, row + 0.5, f"{line * LINE_BYTES:+d}", ha="right", va="center", color=style.ink, fontsize=FONT_POINTS - 1)
         for sector in range(LINE_BYTES // SECTOR_BYTES):
             moves = line * LINE_BYTES // SECTOR_BYTES + sector in pattern.sectors
-            look = {"hatch": "////", "edgecolor": style.faint} if moves else {"edgecolor": style.faint, "alpha": 0.4}
-            axes.add_patch(Rectangle((sector * SECTOR_BYTES, row + 0.1), SECTOR_BYTES, 0.8, facecolor="none", linewidth=0.6, **look))
+            look: dict[str, Any] = {"hatch": "////"} if moves else {"alpha": 0.4}
+            place = (sector * SECTOR_BYTES, row + 0.1)
+            axes.add_patch(Rectangle(place, SECTOR_BYTES, 0.8, facecolor="none", edgecolor=style.faint, linewidth=0.6, **look))
     pieces = [piece for piece in find_pieces(pattern) if piece.line in lines]
     for piece in pieces:
         _draw_piece(axes, piece, lines.index(piece.line), style)
     if len(pieces) == 1 and len(pieces[0].lanes) > 1 and not _fits(pieces[0]):
-        box = {"facecolor": style.ground, "edgecolor": "none", "pad": 1.5}
+        ground: dict[str, Any] = {"facecolor": style.ground, "edgecolor": "none", "pad": 1.5}
         text = f"lanes {pieces[0].label}"
-        axes.text(pieces[0].stop + 1, 0.5, text, va="center", color=style.ink, fontsize=FONT_POINTS - 1, bbox=box, zorder=5)
+        axes.text(pieces[0].stop + 1, 0.5, text, va="center", color=style.ink, fontsize=FONT_POINTS - 1, bbox=ground, zorder=5)
     for row, line in enumerate(lines):  # once more, above the bytes
         for sector in range(LINE_BYTES // SECTOR_BYTES):
             if line * LINE_BYTES // SECTOR_BYTES + sector in pattern.sectors:
-                box = Rectangle((sector * SECTOR_BYTES, row + 0.1), SECTOR_BYTES, 0.8, facecolor="none", edgecolor=style.ink, linewidth=1.2)
-                axes.add_patch(box)
+                place = (sector * SECTOR_BYTES, row + 0.1)
+                axes.add_patch(Rectangle(place, SECTOR_BYTES, 0.8, facecolor="none", edgecolor=style.ink, linewidth=1.2))
     if num_more:
         text = f"and {num_more} more lines"
         axes.text(0, len(lines) + 0.5, text, va="center", color=style.ink, fontsize=FONT_POINTS - 1)
@@ -140,7 +141,7 @@ def _draw_key(axes: Axes, num_rows: int, style: Style) -> None:
     from matplotlib.patches import Rectangle
 
     top, height = num_rows + 0.55, 0.4
-    text = {"va": "center", "color": style.ink, "fontsize": FONT_POINTS - 1}
+    text: dict[str, Any] = {"va": "center", "color": style.ink, "fontsize": FONT_POINTS - 1}
     axes.text(0, top + height / 2, "lane 0", **text)
     for lane in range(WARP_SIZE):
         axes.add_patch(Rectangle((10 + lane / 2, top), 0.5, height, color=_lane_colour(lane), linewidth=0.3))

@@ -6,7 +6,7 @@ Knows results only; it must not know what the sizes are sizes of.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wideload.errors import WideloadError
 from wideload.measure.roofline import Roofline
@@ -84,7 +84,8 @@ def draw_sweep(sweep: Sweep, roof: Roofline | None = None, *, style: Style = LIG
     axes.set(xscale="log", ylim=(0, highest / scale * 1.12), xlabel="bytes that a call must move", ylabel=f"{unit} (measured)")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda nbytes, _: spell_bytes(nbytes))
-    notes = {"color": style.ink, "fontsize": FONT_POINTS - 1, "bbox": {"facecolor": style.ground, "edgecolor": "none", "pad": 1, "alpha": 0.7}}
+    box = {"facecolor": style.ground, "edgecolor": "none", "pad": 1, "alpha": 0.7}
+    notes: dict[str, Any] = {"color": style.ink, "fontsize": FONT_POINTS - 1, "bbox": box}
     at_left = axes.get_yaxis_transform()  # x by the axes, y by the data
     if nominal:
         axes.axhline(nominal.value / scale, color=style.ink, linewidth=1.0, linestyle=(0, (5, 3)))

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wideload.analyze.budget import Unit, boost_clock_mhz
 from wideload.analyze.explain import Explanation
-from wideload.analyze.figure import Figure, Kind
+from wideload.analyze.figure import Figure
 from wideload.errors import WideloadError
 from wideload.gpus import find_target
 from wideload.measure.roofline import Attributes, Roofline, find_ridges
 from wideload.pictures.canvas import FONT_POINTS, LIGHT, Style, new_canvas, place_legend, style_axes
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
 __all__ = ["Mark", "assume_roof", "draw_roof", "mark_call"]
@@ -49,10 +51,10 @@ class Mark:
 def mark_call(explanation: Explanation) -> tuple[Mark, ...]:
     """Return the marks of a call, for each unit that it keeps busy.
 
-    Its time is the measured one, else the one that its bytes take at the achievable bandwidth; without either, and without compiled
-    kernels, there are no marks.
+    Its time is the measured one, else the longer of what its bytes take at the achievable bandwidth and its instructions at the units'
+    rates; without bandwidth, and without compiled kernels, there are no marks.
     """
-    time = explanation.measured_time or explanation.achievable_time
+    time = explanation.measured_time or _bound(explanation)
     if time is None or not explanation.minimal.value:
         return ()
     marks = []
@@ -65,6 +67,14 @@ def mark_call(explanation: Explanation) -> tuple[Mark, ...]:
             rate = Figure(operations / time.value * _US_PER_S, "op/s", time.kind, f"the same instructions / {time.source}")
             marks.append(Mark(explanation.function, name, intensity, rate))
     return tuple(marks)
+
+
+def _bound(explanation: Explanation) -> Figure | None:
+    busy_us = sum(max((time.value for time in kernel.unit_times.values()), default=0.0) for kernel in explanation.kernels)
+    memory = explanation.achievable_time
+    if memory is None or memory.value >= busy_us:
+        return memory
+    return Figure(busy_us, "us", "assumed", "the time of the unit that is busy longest")
 
 
 def assume_roof(explanation: Explanation) -> Roofline:
@@ -98,11 +108,12 @@ def draw_roof(roof: Roofline, marks: Sequence[Mark] = (), *, style: Style = LIGH
     top = max([highest, *(mark.rate.value for mark in marks)]) * 4
 
     axes.plot([left, highest / nominal], [left * nominal, highest], color=style.ink, linewidth=1.2, linestyle=(0, (5, 3)))
-    entries = [(axes.lines[-1], f"{roof.nominal.kind}: {_terabytes(roof.nominal.value)} (nominal)")]
+    entries: list[tuple[Artist, str]] = [(axes.lines[-1], f"{roof.nominal.kind}: {_terabytes(roof.nominal.value)} (nominal)")]
     if roof.ceilings:
         low, high = (choose(roof.ceilings.items(), key=lambda item: item[1].value) for choose in (min, max))
-        ends = [[end * bandwidth.value * _BYTES_PER_GB for end in (left, highest / nominal)] for _, bandwidth in (low, high)]
-        band = axes.fill_between([left, highest / nominal], *ends, color=style.colour(0), alpha=0.35, linewidth=1.2)
+        ends = [left, highest / nominal]
+        floor, ceiling = ([end * bandwidth.value * _BYTES_PER_GB for end in ends] for _, bandwidth in (low, high))
+        band = axes.fill_between(ends, floor, ceiling, color=style.colour(0), alpha=0.35, linewidth=1.2)
         lowest = "" if low == high else f"{_terabytes(low[1].value)} ({low[0]}) to "
         entries.append((band, f"{high[1].kind}: {lowest}{_terabytes(high[1].value)} ({high[0]})"))
     for unit, ridge in roof.ridges.items():
@@ -112,7 +123,7 @@ def draw_roof(roof: Roofline, marks: Sequence[Mark] = (), *, style: Style = LIGH
         axes.plot([ridge.value], [peak], marker="D", markersize=4, color=style.ink)
         text = f"{unit}: {_spell(peak)}{ridge.unit.partition('/')[0]}/s, ridge {ridge.value:.3g} {ridge.unit} ({ridge.kind})"
         box = {"facecolor": style.ground, "edgecolor": "none", "pad": 1}
-        place = {"textcoords": "offset points", "ha": "right", "va": "bottom"}
+        place: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "va": "bottom"}
         axes.annotate(text, (right, peak), (-2, 4), color=style.ink, fontsize=FONT_POINTS - 1, bbox=box, **place)
     entries += _draw_marks(axes, marks, style)
 
@@ -125,12 +136,12 @@ def draw_roof(roof: Roofline, marks: Sequence[Mark] = (), *, style: Style = LIGH
     return canvas
 
 
-def _draw_marks(axes: object, marks: Sequence[Mark], style: Style) -> list[tuple[object, str]]:
+def _draw_marks(axes: Axes, marks: Sequence[Mark], style: Style) -> list[tuple[Artist, str]]:
     names = list(dict.fromkeys(mark.name for mark in marks))
-    entries = []
+    entries: list[tuple[Artist, str]] = []
     for mark in marks:
         colour = style.colour(names.index(mark.name) + 1)
-        (point,) = axes.plot(  # type: ignore[attr-defined]
+        (point,) = axes.plot(
             [mark.intensity.value],
             [mark.rate.value],
             linestyle="none",
@@ -141,8 +152,7 @@ def _draw_marks(axes: object, marks: Sequence[Mark], style: Style) -> list[tuple
             markerfacecolor=colour if mark.rate.kind == "measured" else style.ground,
             zorder=5,
         )
-        kind: Kind = mark.rate.kind
-        entries.append((point, f"{mark.name}, {mark.unit}: {mark.intensity.value:.3g} op/B ({kind})"))
+        entries.append((point, f"{mark.name}, {mark.unit}: {mark.intensity.value:.3g} op/B ({mark.rate.kind})"))
     return entries
 
 

@@ -5,7 +5,6 @@ Knows results only; it must not know how they were measured.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from wideload.measure.statistics import Summary
 from wideload.pictures.canvas import FONT_POINTS, LIGHT, Style, new_canvas, style_axes
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
 __all__ = ["Histogram", "draw_samples", "sort_samples"]
@@ -56,22 +56,22 @@ def draw_samples(result: BenchResult, *, style: Style = LIGHT) -> Canvas:
     if not timed:
         raise WideloadError("nothing was timed, and so there are no samples to draw")
     canvas = new_canvas(style, 0.5 + 1.25 * len(timed))
-    rows: Sequence[object] = canvas.subplots(len(timed), 1, squeeze=False)[:, 0]
+    rows: list[Axes] = list(canvas.subplots(len(timed), 1, squeeze=False).flat)
     for index, (axes, (name, time_us)) in enumerate(zip(rows, timed, strict=True)):
         _draw_histogram(axes, name, time_us, style.colour(index), style)
-    rows[-1].set_xlabel("time of a call, us (measured)")  # type: ignore[attr-defined]
+    rows[-1].set_xlabel("time of a call, us (measured)")
     canvas.supylabel("samples", color=style.ink, fontsize=FONT_POINTS)
     return canvas
 
 
-def _draw_histogram(axes: object, name: str, time_us: Summary, colour: str, style: Style) -> None:
+def _draw_histogram(axes: Axes, name: str, time_us: Summary, colour: str, style: Style) -> None:
     histogram = sort_samples(time_us)
-    axes.stairs(histogram.counts, histogram.edges, fill=True, color=colour, alpha=0.75)  # type: ignore[attr-defined]
-    axes.axvline(time_us.median, color=style.ink, linewidth=1.2)  # type: ignore[attr-defined]
+    axes.stairs(histogram.counts, histogram.edges, fill=True, color=colour, alpha=0.75)
+    axes.axvline(time_us.median, color=style.ink, linewidth=1.2)
     beyond = f", {histogram.num_beyond} beyond, up to {spell_us(max(time_us.samples))}" if histogram.num_beyond else ""
-    style_axes(axes, style, name)  # type: ignore[arg-type]
+    style_axes(axes, style, name)
     text = f"median {spell_us(time_us.median)} of {time_us.n}{beyond}"
-    axes.set_title(text, loc="right", color=style.ink, fontsize=FONT_POINTS - 1)  # type: ignore[attr-defined]
+    axes.set_title(text, loc="right", color=style.ink, fontsize=FONT_POINTS - 1)
 
 
 def spell_us(time_us: float) -> str:
