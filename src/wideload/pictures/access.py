@@ -77,13 +77,13 @@ def draw_access(pattern: Pattern, title: str = "", *, style: Style = LIGHT) -> C
 
     Sectors that do not move stay empty. Raises ``WideloadError`` without matplotlib.
     """
-    from matplotlib.patches import Rectangle
-
     lines = pattern.lines[:_MOST_LINES]
     num_more = len(pattern.lines) - len(lines)
     num_rows = len(lines) + bool(num_more)
     canvas = new_canvas(style, 1.1 + _INCHES_PER_LINE * num_rows)
     axes = canvas.add_subplot()
+    from matplotlib.patches import Rectangle
+
     for row, line in enumerate(lines):
         axes.text(-1.5, row + 0.5, f"{line * LINE_BYTES:+d}", ha="right", va="center", color=style.ink, fontsize=FONT_POINTS - 1)
         for sector in range(LINE_BYTES // SECTOR_BYTES):
