@@ -398,13 +398,14 @@ def _draw_access(pattern: Pattern, title: str, style: Style) -> Canvas:
 
 
 def _roof_section(anchor: str, source: str, roof: Roofline, explanations: Sequence[Explanation]) -> Section:
-    marks = [mark for explanation in explanations for mark in mark_call(explanation)]
+    calls = [mark_call(explanation) for explanation in explanations]
+    marks = [mark for call in calls for mark in call]
     figures = {name.strip(): (",.0f" if figure.value >= 1000 else ".3g", figure) for name, figure in roof.figures.items()}
     tables = [_figure_table("Roof", figures)]
     if marks:
         tables.append(_mark_table(marks))
     alt = f"Roofline of {roof.device} with {len(marks)} marks of explained calls"
-    picture = Picture("roofline", alt, lambda style: draw_roof(roof, marks, style=style))
+    picture = Picture("roofline", alt, lambda style: draw_roof(roof, calls, style=style))
     return Section(anchor, f"Roofline of {roof.device}", source, notes=roof.notes, tables=tuple(tables), pictures=(picture,))
 
 

@@ -58,7 +58,7 @@ def test_a_call_that_a_unit_holds_back_is_no_higher_than_that_unit() -> None:
 
 def test_the_roofline_shows_ceilings_ridges_and_marks() -> None:
     marks = mark_call(explanation(measured_us=2.0))
-    canvas = draw_roof(roofline(), marks)
+    canvas = draw_roof(roofline(), [marks])
     (axes,) = canvas.axes
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     nominal = axes.lines[0].get_xydata()
@@ -70,13 +70,13 @@ def test_the_roofline_shows_ceilings_ridges_and_marks() -> None:
     shown = texts(canvas)
     assert "computed: 4.00 TB/s (nominal)" in shown
     assert "measured: 3.50 TB/s (1R1W) to 3.80 TB/s (1R0W)" in shown
-    assert "fp32: 64 TFLOP/s, ridge 16 FLOP/B (computed)" in shown
+    assert "fp32: 64 TFLOP/s (computed)\nridge at 16 FLOP/B" in shown
     assert "swiglu, special functions: 0.25 op/B (measured)" in shown
 
 
 def test_hollow_marks_were_not_measured() -> None:
     def faces(measured_us: float | None) -> set[Any]:
-        (axes,) = draw_roof(roofline(), mark_call(explanation(measured_us=measured_us))).axes
+        (axes,) = draw_roof(roofline(), [mark_call(explanation(measured_us=measured_us))]).axes
         return {line.get_markerfacecolor() for line in axes.lines if line.get_marker() in ("o", "^")}
 
     assert faces(None) == {LIGHT.ground}
@@ -90,6 +90,12 @@ def test_a_roof_follows_from_an_explanation() -> None:
     assert {figure.kind for figure in (roof.nominal, *roof.ceilings.values(), *roof.ridges.values())} == {"assumed"}
     with pytest.raises(WideloadError, match="Name a GPU"):
         assume_roof(dataclasses.replace(explanation(), gpu=None))
+
+
+def test_each_call_has_a_colour_of_its_own_and_each_unit_a_marker() -> None:
+    (axes,) = draw_roof(roofline(), [mark_call(explanation()), mark_call(explanation())]).axes  # of the same name
+    drawn = [(line.get_marker(), line.get_markeredgecolor()) for line in axes.lines if line.get_marker() in ("o", "^")]
+    assert drawn == [(marker, LIGHT.colour(call)) for call in (1, 2) for marker in ("o", "^")]
 
 
 # ---- bandwidth
@@ -193,10 +199,10 @@ def long_names() -> Any:
 
 
 PICTURES: dict[str, Callable[[Style], Any]] = {
-    "roofline": lambda style: draw_roof(roofline(), mark_call(explanation(measured_us=2.0)), style=style),
+    "roofline": lambda style: draw_roof(roofline(), [mark_call(explanation(measured_us=2.0))] * 3, style=style),
     "long names on a roofline": lambda style: draw_roof(
         assume_roof(explanation()),
-        [dataclasses.replace(mark, name="a/path/to/file.py:function") for mark in mark_call(explanation())],
+        [[dataclasses.replace(mark, name="a/rather/long/path/to/file.py:function") for mark in mark_call(explanation())]],
         style=style,
     ),
     "sweep": lambda style: draw_sweep(sweep(), roofline(), style=style),

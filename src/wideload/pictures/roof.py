@@ -32,7 +32,7 @@ _BYTES_PER_GB = 1e9
 _US_PER_S = 1e6
 _WIDEST = 5.0
 """The axis goes so far beyond the last ridge, as a factor."""
-_HALF_A_LINE = 48
+_HALF_A_LINE = 56
 """Characters of a legend beside another."""
 _NARROWEST = 0.1
 """Operations a byte where the axis begins: an add of fp32 does 0.17."""
@@ -94,11 +94,12 @@ def assume_roof(explanation: Explanation) -> Roofline:
     return Roofline(explanation.gpu, "", "", explanation.arch, nominal, None, {"achievable": achievable}, {}, ridges, ())
 
 
-def draw_roof(roof: Roofline, marks: Sequence[Mark] = (), *, style: Style = LIGHT) -> Canvas:
-    """Draw the memory's diagonals, the units' levels and, below them, the marks: filled where their time was measured.
+def draw_roof(roof: Roofline, calls: Sequence[Sequence[Mark]] = (), *, style: Style = LIGHT) -> Canvas:
+    """Draw the memory's diagonals, the units' levels and, below them, the marks of each call: filled where its time was measured.
 
     Both axes are logarithmic: operations a byte, operations a second. Raises ``WideloadError`` without matplotlib.
     """
+    marks = [mark for call in calls for mark in call]
     canvas = new_canvas(style, 4.6)
     axes = canvas.add_subplot()
     nominal = roof.nominal.value * _BYTES_PER_GB
@@ -121,11 +122,12 @@ def draw_roof(roof: Roofline, marks: Sequence[Mark] = (), *, style: Style = LIGH
         axes.plot([ridge.value, right], [peak, peak], color=style.ink, linewidth=1.2)
         axes.plot([ridge.value, ridge.value], [left * nominal, peak], color=style.faint, linewidth=0.8, linestyle=":")
         axes.plot([ridge.value], [peak], marker="D", markersize=4, color=style.ink)
-        text = f"{unit}: {_spell(peak)}{ridge.unit.partition('/')[0]}/s, ridge {ridge.value:.3g} {ridge.unit} ({ridge.kind})"
+        text = f"{unit}: {_spell(peak)}{ridge.unit.partition('/')[0]}/s ({ridge.kind})\nridge at {ridge.value:.3g} {ridge.unit}"
         box = {"facecolor": style.ground, "edgecolor": "none", "pad": 1}
         place: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "va": "bottom"}
         axes.annotate(text, (right, peak), (-2, 4), color=style.ink, fontsize=FONT_POINTS - 1, bbox=box, **place)
-    entries += _draw_marks(axes, marks, style)
+    for index, call in enumerate(calls, start=1):
+        entries += _draw_marks(axes, call, style.colour(index), style)
 
     axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(left * nominal, top))
     axes.set(xlabel="operations a byte of memory traffic", ylabel="operations a second")
@@ -136,11 +138,9 @@ def draw_roof(roof: Roofline, marks: Sequence[Mark] = (), *, style: Style = LIGH
     return canvas
 
 
-def _draw_marks(axes: Axes, marks: Sequence[Mark], style: Style) -> list[tuple[Artist, str]]:
-    names = list(dict.fromkeys(mark.name for mark in marks))
+def _draw_marks(axes: Axes, marks: Sequence[Mark], colour: str, style: Style) -> list[tuple[Artist, str]]:
     entries: list[tuple[Artist, str]] = []
     for mark in marks:
-        colour = style.colour(names.index(mark.name) + 1)
         (point,) = axes.plot(
             [mark.intensity.value],
             [mark.rate.value],
