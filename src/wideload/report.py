@@ -386,7 +386,7 @@ def _access_pictures(explanation: Explanation) -> Iterator[Picture]:
     names: dict[Pattern, list[str]] = {}
     for operand in explanation.operands:
         pattern = operand_pattern(explanation, operand)
-        if pattern.lanes:
+        if pattern is not None and pattern.lanes:
             names.setdefault(pattern, []).append(operand.name)
     for number, (pattern, operands) in enumerate(names.items(), start=1):
         title = ", ".join(operands)

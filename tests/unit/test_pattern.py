@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import wideload as wl
+from wideload.analyze.explain import ExplainedOperand, Explanation
 from wideload.analyze.pattern import Pattern, indexed_pattern, operand_pattern, strided_pattern
 from wideload.analyze.sectors import strided_access, warp_sectors
 from wideload.errors import LayoutError
@@ -46,6 +48,12 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
+def pattern_of(explanation: Explanation, operand: ExplainedOperand) -> Pattern:
+    pattern = operand_pattern(explanation, operand)
+    assert pattern is not None
+    return pattern
+
+
 X = meta(512, 1024)
 PATHS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "vector": (lambda x: x + 1, (X,)),
@@ -68,7 +76,7 @@ def test_an_operand_has_the_sectors_that_are_explained(path: str) -> None:
     explanation = wl.fuse(function).explain(*operands, target="h200")
     assert " " in path or path in {operand.access for operand in explanation.operands}
     for operand in explanation.operands:
-        access = operand_pattern(explanation, operand).access
+        access = pattern_of(explanation, operand).access
         assert (access.sectors, access.efficiency) == (operand.warp_sectors.value, operand.warp_efficiency.value), operand
 
 
@@ -76,6 +84,11 @@ def test_lanes_of_a_misaligned_and_of_a_transposed_operand() -> None:
     explanation = wl.fuse(lambda x, y: x + y).explain(meta(8193)[1:].view(64, 128), meta(128, 64).t(), target="h200")
     x, y, out = explanation.operands
     assert x.line_byte == 2
-    assert operand_pattern(explanation, x).lanes[0] == (2,)
-    assert operand_pattern(explanation, y).lanes[0] == (0,)
-    assert operand_pattern(explanation, out).lanes[1] == (16,)
+    assert pattern_of(explanation, x).lanes[0] == (2,)
+    assert pattern_of(explanation, y).lanes[0] == (0,)
+    assert pattern_of(explanation, out).lanes[1] == (16,)
+
+
+def test_of_a_kernel_without_a_plan_nothing_is_known() -> None:
+    explanation = wl.fuse(lambda x: x + 1).explain(X, target="h200")
+    assert operand_pattern(explanation, dataclasses.replace(explanation.operands[0], access="16 B + 2 B")) is None

@@ -185,7 +185,9 @@ def test_as_many_sectors_are_drawn_as_move(stride: int, num_lines: int, num_sect
 
 def test_the_drawing_says_what_is_used() -> None:
     found = explanation()
-    canvas = draw_access(operand_pattern(found, found.operands[0]), "gate")
+    gate = operand_pattern(found, found.operands[0])
+    assert gate is not None
+    canvas = draw_access(gate, "gate")
     assert canvas.axes[0].get_title(loc="left") == "gate: 32 lanes touch 16 sectors in 4 lines: 512 of 512 bytes are used (100%)"
     assert "lanes 0-31" in texts(draw_access(strided_pattern(4, 0)))
 

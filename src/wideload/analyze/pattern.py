@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from wideload.analyze.explain import ExplainedOperand, Explanation
 from wideload.analyze.sectors import LINE_BYTES, SECTOR_BYTES, WARP_SIZE, WarpAccess
 from wideload.errors import LayoutError
 from wideload.layout import IterSpace, build_space
-from wideload.plan import ACCESS_BYTES
+from wideload.plan import ACCESS_BYTES, Access
 
 __all__ = ["Pattern", "indexed_pattern", "operand_pattern", "strided_pattern"]
 
@@ -70,8 +71,13 @@ def indexed_pattern(itemsize: int, indices: Iterable[int]) -> Pattern:
     return Pattern(itemsize, tuple((index * itemsize,) for index in indices))
 
 
-def operand_pattern(explanation: Explanation, operand: ExplainedOperand) -> Pattern:
-    """One access of the first warp to an operand; all of a thread's, of an operand of which it takes every few elements."""
+def operand_pattern(explanation: Explanation, operand: ExplainedOperand) -> Pattern | None:
+    """One access of the first warp to an operand; all of a thread's, of an operand of which it takes every few elements.
+
+    None of an operand that is not accessed as a plan says: an explanation has no addresses of other kernels' warps.
+    """
+    if operand.access not in get_args(Access):
+        return None
     own = [other for other in explanation.operands if other.kernel == operand.kernel]
     written = [row for row, other in enumerate(own) if other.role == "written"]
     space = build_space(operand.shape, [other.strides for other in own], outputs=written)
