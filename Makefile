@@ -6,7 +6,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test lint clean
+BROWSERS := chromium chromium-browser google-chrome chrome
+
+.PHONY: help demo test lint browser clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -15,7 +17,7 @@ help:  ## List the targets
 demo: $(STAMP)  ## Fuse a function, show its kernel and check it; needs no GPU
 	$(BIN)/wideload demo
 
-test: lint  ## Lint, then run the tests; those that need a GPU run where there is one
+test: lint browser  ## Lint, then run the tests; those that need a GPU run where there is one
 	$(BIN)/pytest -n $(JOBS) --maxprocesses 8
 
 lint: $(STAMP)  ## Check style, types and the import layers
@@ -23,6 +25,13 @@ lint: $(STAMP)  ## Check style, types and the import layers
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The test of the report page skips without a browser, and fails without one in CI.
+browser:  ## Get a browser for the report's test, if there is none and apt may install one
+	@for name in $(BROWSERS); do command -v $$name >/dev/null && exit 0; done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; \
+	fi || echo "apt cannot install chromium" >&2
 
 clean:  ## Remove .venv and everything that a run leaves behind
 	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -29,6 +29,7 @@ import wideload
 from wideload import demo as demos
 from wideload import doctor as doctors
 from wideload import measure, store
+from wideload import report as reports
 from wideload.cache import read_stored
 from wideload.errors import DeviceError, WideloadError
 from wideload.fused import FusedFunction, fuse
@@ -212,10 +213,15 @@ def bench(
     ] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Write a line for each contender and size instead of a table.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Write the table in Markdown.")] = False,
+    explain_it: Annotated[
+        bool,
+        typer.Option("--explain/--no-explain", help="Without --sweep, explain the function below the table, as wideload explain does."),
+    ] = True,
 ) -> None:
     """Check functions against each other and time them: cold L2, random data, the host's cost apart.
 
     \b
+    wideload bench swiglu
     wideload bench swiglu --against eager --against compile
     wideload bench torch:add 'bf16\\[n]' 'bf16\\[n]' --sweep n=2^10..2^28 --bytes '6*n' --csv
     wideload bench swiglu '*bf16[16384,28672].chunk(2,-1)' --against eager --json now.json
@@ -261,6 +267,8 @@ def bench(
     finally:
         if points:  # those before the one that failed
             _write_sweep(Sweep(tuple(points)), json_to, as_csv, as_markdown)
+    if explain_it and not (sweep or as_csv or json_to == _TO_STDOUT):
+        _explain_subject(subject, texts, usual, where, points[0].result, as_markdown)
     raise typer.Exit(1 if any(point.result.subject.time_us is None for point in points) else 0)
 
 
@@ -325,6 +333,39 @@ def explain(
 
 
 @app.command()
+def report(
+    results: Annotated[
+        list[Path],
+        typer.Argument(help="What bench, explain and roofline wrote with --json, in any order.", show_default=False),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page.", metavar="FILE")] = Path("report.html"),
+    pictures: Annotated[
+        Path | None, typer.Option(help="Write each picture there too, as PNG and SVG; made if it is not there.", metavar="FOLDER")
+    ] = None,
+) -> None:
+    """Make one page of HTML from results: tables, pictures and verdicts, with nothing to load from elsewhere.
+
+    \b
+    wideload bench swiglu --against eager --json bench.json
+    wideload explain swiglu --target h200 --json > explain.json
+    wideload roofline --json > roofline.json
+    wideload report bench.json explain.json roofline.json --output report.html
+
+    Pictures: the roofline with the explained calls on it, bandwidth against size for a sweep, samples of each contender, and which sectors
+    a warp touches of each operand. Needs pip install 'wideload\\[plots]'. Exits with 1 if a file cannot be read.
+    """
+    if not output.absolute().parent.is_dir():
+        raise typer.BadParameter(f"--output {output}: there is no such folder")
+    sections = reports.build_sections((path.name, reports.read_record(path)) for path in results)
+    with _err.status("drawing"):
+        page = reports.build_page(sections)
+        output.write_text(page, encoding="utf-8")
+        drawn = [] if pictures is None else reports.write_pictures(sections, pictures)
+    for path in (output, *drawn):
+        typer.echo(f"{path}: {path.stat().st_size / 1e3:.0f} kB")
+
+
+@app.command()
 def compare(
     a: Annotated[Path, typer.Argument(help="What wideload bench --json wrote before.", show_default=False)],
     b: Annotated[Path, typer.Argument(help="What it wrote after.", show_default=False)],
@@ -346,6 +387,41 @@ def compare(
         raise _failure(error, 2) from None  # 1 is a verdict
     typer.echo(json.dumps(comparison.to_dict(), indent=1) if as_json else str(comparison))
     raise typer.Exit(comparison.exit_code)
+
+
+_ELSEWHERE = "h200"
+"""What a function is explained for where there is no GPU: the one that wideload is measured on."""
+
+
+def _explain_subject(
+    subject: Callable[..., Any],
+    texts: Sequence[str],
+    usual: dict[str, int],
+    where: torch.device,
+    result: measure.BenchResult,
+    as_markdown: bool,
+) -> None:
+    """Explain what was timed: on its GPU with the measured time, or for one that is not here, where default operands take its size.
+
+    Not every function that can be timed is elementwise: why one cannot be explained is a line, and no failure.
+    """
+    is_here = where.type == "cuda"
+    sizes = usual if is_here else dict.fromkeys(usual, demos.FULL_TOKENS)
+    time_us = result.subject.time_us.median if is_here and result.subject.time_us else None
+    try:
+        args, named = make_arguments(texts, sizes=sizes, device=where if is_here else "meta")  # elsewhere, only layouts are needed
+        fused = subject if isinstance(subject, FusedFunction) else fuse(subject)
+        found = fused.explain(*args, target=None if is_here else _ELSEWHERE, measure=False, measured_us=time_us, **named)
+    except Exception as error:  # tracing runs code of others
+        typer.echo(f"\n{result.subject.name} is not explained: {error}")
+        return
+    if not is_here:
+        typer.echo(f"\nThere is no GPU here: what follows is computed for an {_ELSEWHERE.upper()}{_spell_sizes(sizes)}.")
+    typer.echo(f"\n{found.to_markdown() if as_markdown else found}")
+
+
+def _spell_sizes(sizes: dict[str, int]) -> str:
+    return f", with {' and '.join(f'{size} {name}' for name, size in sizes.items())}" if sizes else ""
 
 
 def _find_check(text: str | None) -> Callable[..., Any] | Literal[False] | None:

@@ -213,11 +213,20 @@ class FusedFunction:
         is_in_place = self._check_outputs(call, traced, layouts, outs)
         return [_output(node, tensor) for node, tensor in zip(traced.expr.outputs, outs, strict=True)], outs, is_in_place
 
-    def explain(self, *args: Any, out: Any = None, target: str | None = None, measure: bool = True, **kwargs: Any) -> Explanation:
+    def explain(
+        self,
+        *args: Any,
+        out: Any = None,
+        target: str | None = None,
+        measure: bool = True,
+        measured_us: float | None = None,
+        **kwargs: Any,
+    ) -> Explanation:
         """How far a call with these arguments is from its bound, and why: bytes, sectors, occupancy, bytes in flight, instructions.
 
         Takes what `plan` takes. Without ``target``, the arguments' own GPU is reckoned with, and ``measure`` adds the time of the
-        call, by ``wl.bench``. Raises as `plan` does; where NVRTC or nvdisasm is missing, what comes of them is left out.
+        call, by ``wl.bench``, unless ``measured_us`` gives it. Raises as `plan` does; where NVRTC or nvdisasm is missing, what comes of
+        them is left out.
 
         >>> import torch, wideload as wl
         >>> x = torch.empty(2**28, dtype=torch.bfloat16, device="meta")
@@ -235,8 +244,8 @@ class FusedFunction:
             from wideload.measure.roofline import read_device
 
             figures = read_device(call.device)
-            measured = bench(self, *args, out=out, **kwargs).subject.time_us if measure else None
-            time_us = None if measured is None else measured.median
+            measured = bench(self, *args, out=out, **kwargs).subject.time_us if measure and measured_us is None else None
+            time_us = measured_us if measured is None else measured.median
         return self._run(call, functools.partial(self._explain_call, call, figures, time_us, out))
 
     def _explain_call(self, call: _Call, figures: GpuFigures, time_us: float | None, out: Any, _: Any, traced: Traced) -> Explanation:

@@ -35,6 +35,7 @@ HELP = {
     ("demo",): ["--tokens", "--device", "--json", "Exits with 1"],
     ("bench",): ["--against", "--sweep", "'bf16[n]' 'bf16[n]' --sweep n=2^10..2^28", "[:, 1:-1]", "Exits with 1"],
     ("roofline",): ["--refresh", "--markdown", "Exits with 1 without a GPU"],
+    ("report",): ["--output", "--pictures", "wideload report bench.json explain.json", "'wideload[plots]'", "Exits with 1"],
     ("compare",): ["wideload compare before.json after.json", "3 if something is UNCLEAR"],
 }
 
@@ -174,7 +175,28 @@ def functions(tmp_path: Path) -> str:
 
 
 def run_bench(*arguments: str) -> Result:
-    return run("bench", *arguments, "--device", "cpu", "--max-seconds", "0.02")
+    return run("bench", *arguments, "--device", "cpu", "--max-seconds", "0.02", "--no-explain")
+
+
+def test_bench_explains_what_it_timed(monkeypatch: pytest.MonkeyPatch, functions: str) -> None:
+    monkeypatch.setattr(demo, "CPU_TOKENS", 3)
+    quick = ("--device", "cpu", "--max-seconds", "0.02")
+    text = run("bench", "swiglu", *quick).stdout
+    table, _, explanation = text.partition("There is no GPU here: what follows is computed for an H200, with 16384 tokens.")
+    assert "on gate bf16[3, 14336], up bf16[3, 14336]" in table
+    assert "swiglu on H200 SXM (sm_90): 1 kernel, 234,881,024 elements" in explanation  # 16384 x 14336
+    assert "1. Memory-bound at the wall: 6 bytes an element" in explanation
+    own = run("bench", f"{functions}:plain", "f32[64,3]", "f32[3]", *quick, "--markdown").stdout
+    assert "| x, read: f32[64, 3] | 768 | B | computed |" in own  # the operands' own size
+    assert "**Verdict**" in own
+    for silent in (("--no-explain",), ("--csv",), ("--json", "-"), ("--sweep", "tokens=2")):
+        assert "Verdict" not in run("bench", "swiglu", *quick, *silent).stdout
+
+
+def test_what_cannot_be_explained_is_timed_all_the_same() -> None:
+    result = run("bench", "torch:sum", "f32[8]", "--check", "none", "--device", "cpu", "--max-seconds", "0.02")
+    assert result.exit_code == 0, result.output
+    assert "torch:sum is not explained: " in result.stdout
 
 
 def test_bench_times_what_is_spelt(functions: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from wideload.decode import decode
 from wideload.measure.environment import Environment, GpuMonitor, GpuState, nominal_bytes_per_second, read_environment
 
 
@@ -60,7 +61,7 @@ def test_figures_come_from_nvml(monkeypatch: pytest.MonkeyPatch, h200: SimpleNam
     assert (environment.gpu, environment.driver, environment.ecc, environment.num_sms) == ("NVIDIA H200", "580.159.03", True, 132)
     assert environment.gpu_uuid == "GPU-12345678-9abc-def0-1234-56789abcdef0"
     assert environment.unread is None
-    assert Environment.from_dict(json.loads(json.dumps(asdict(environment)))) == environment
+    assert decode(Environment, json.loads(json.dumps(asdict(environment)))) == environment
 
 
 def test_without_nvml_the_reason_is_given(monkeypatch: pytest.MonkeyPatch, h200: SimpleNamespace) -> None:
@@ -87,7 +88,7 @@ def test_only_what_slows_a_loaded_gpu_down_is_throttling() -> None:
     state = GpuState(1980, 1755, ("gpu_idle", "applications_clocks_setting"), ("sw_power_cap", "gpu_idle"))
     assert state.throttle == ("sw_power_cap",)
     assert GpuState(None, None, None, None).throttle == ()
-    assert GpuState.from_dict(json.loads(json.dumps(asdict(state)))) == state
+    assert decode(GpuState, json.loads(json.dumps(asdict(state)))) == state
 
 
 def test_nominal_bandwidth_by_attributes_or_by_name(h200: SimpleNamespace) -> None:

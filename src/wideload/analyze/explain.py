@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -19,7 +19,8 @@ from wideload.analyze.bytes import Cover, Span, count_bytes, count_sectors, span
 from wideload.analyze.figure import Figure, Kind, assumed, computed
 from wideload.analyze.inflight import DRAM_LATENCY_NS, bytes_in_flight_per_sm, littles_law_bytes
 from wideload.analyze.occupancy import occupancy
-from wideload.analyze.sectors import SECTOR_BYTES, WARP_SIZE, WarpAccess, warp_sectors
+from wideload.analyze.sectors import LINE_BYTES, SECTOR_BYTES, WARP_SIZE, WarpAccess, warp_sectors
+from wideload.decode import check_schema, decode
 from wideload.expr import Expr
 from wideload.gpus import Target, bytes_in_flight_target
 from wideload.layout import IterSpace, build_space, is_row_major
@@ -31,6 +32,7 @@ from wideload.sass import Instruction, memory_accesses
 __all__ = [
     "ACHIEVABLE_SHARE",
     "LIMITS",
+    "SCHEMA",
     "AccessCount",
     "BuiltKernel",
     "EagerCost",
@@ -43,6 +45,9 @@ __all__ = [
     "Verdict",
     "explain_call",
 ]
+
+SCHEMA = "wideload.explain/1"
+"""The number behind the slash grows when a key changes its name or its meaning."""
 
 Limit = (
     Literal["launch", "small_grid", "sectors", "uncoalesced", "narrow", "in_flight", "tail", "spills", "unexplained", "memory", "empty"]
@@ -99,7 +104,8 @@ class BuiltKernel:
 class ExplainedOperand:
     """One operand of kernel number ``kernel``.
 
-    ``moved`` are whole sectors; ``warp_sectors`` are those that one access of the first warp touches.
+    ``moved`` are whole sectors; ``warp_sectors`` are those that one access of the first warp touches. ``line_byte`` is where in a line
+    of 128 bytes the operand begins.
     """
 
     kernel: int
@@ -116,6 +122,7 @@ class ExplainedOperand:
     efficiency: Figure
     warp_sectors: Figure
     warp_efficiency: Figure
+    line_byte: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +226,18 @@ class Explanation:
 
     def to_json(self) -> str:
         """`to_dict` as JSON."""
-        return json.dumps(dataclasses.asdict(self), indent=1)
+        return json.dumps({"schema": SCHEMA, **dataclasses.asdict(self)}, indent=1)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Explanation:
+        """Read what `to_dict` has written. Raises ``WideloadError`` for another schema, and for what is damaged."""
+        check_schema(values, SCHEMA)
+        return decode(cls, values, cls.__name__)
+
+    @property
+    def tables(self) -> list[tuple[str, list[_Row]]]:
+        """What is printed: titles, each with its rows of name, value, unit, kind and source."""
+        return _sections(self)
 
     @property
     def _title(self) -> str:
@@ -389,6 +407,7 @@ def _explain_operands(kernel: int, plan: KernelPlan, places: Sequence[Place], ou
                 efficiency=computed(minimal.nbytes / moved.nbytes if moved.nbytes else 1.0, "of moved", "bytes / bytes of sectors"),
                 warp_sectors=computed(request.sectors, "sectors", "one access of the first warp"),
                 warp_efficiency=computed(request.efficiency, "of moved", "bytes / bytes of sectors, of that access"),
+                line_byte=span.address_bytes % LINE_BYTES if span else 0,
             )
         )
     return explained

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from wideload.errors import LayoutError
 from wideload.gpus import SECTOR_BYTES
 
-__all__ = ["SECTOR_BYTES", "WARP_SIZE", "WarpAccess", "aos_access", "indexed_access", "strided_access", "warp_sectors"]
+__all__ = ["LINE_BYTES", "SECTOR_BYTES", "WARP_SIZE", "WarpAccess", "aos_access", "indexed_access", "strided_access", "warp_sectors"]
 
 WARP_SIZE = 32
+LINE_BYTES = 4 * SECTOR_BYTES
+"""What a tag of the caches stands for: four sectors (Nsight Compute's memory tables)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +49,6 @@ class Environment:
     persisting_l2: str | None = None
     unread: str | None = None
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Environment:
-        """Read what ``dataclasses.asdict`` has written."""
-        return cls(**{field.name: values[field.name] for field in fields(cls)})
-
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
@@ -70,12 +64,6 @@ class GpuState:
         """The reasons seen before or after that slow a loaded GPU down."""
         seen = (*(self.throttle_before or ()), *(self.throttle_after or ()))
         return tuple(reason for reason in dict.fromkeys(seen) if reason not in _HARMLESS)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> GpuState:
-        """Read what ``dataclasses.asdict`` has written."""
-        reasons = (None if values[key] is None else tuple(values[key]) for key in ("throttle_before", "throttle_after"))
-        return cls(values["sm_clock_before_mhz"], values["sm_clock_after_mhz"], *reasons)
 
 
 _THROTTLE_REASONS = {

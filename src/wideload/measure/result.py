@@ -5,12 +5,16 @@ Knows figures only; it must not know how they were measured. Times are microseco
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from wideload.errors import WideloadError
+from wideload.analyze.figure import Figure, assumed, computed
+from wideload.decode import check_schema, decode
+from wideload.errors import DeviceError
+from wideload.gpus import find_target
 from wideload.measure.environment import Environment, GpuState
 from wideload.measure.labels import Label, is_ranked
 from wideload.measure.operands import OperandInfo
@@ -19,7 +23,7 @@ from wideload.measure.statistics import Summary
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
 
-__all__ = ["SCHEMA", "BenchResult", "Contender", "check_schema", "print_plain"]
+__all__ = ["SCHEMA", "BenchResult", "Contender", "print_plain"]
 
 SCHEMA = "wideload.bench/2"
 """The number behind the slash grows when a key changes its name or its meaning."""
@@ -55,13 +59,6 @@ class Contender:
         """Plain containers and numbers, for JSON."""
         return _listed(asdict(self))
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Contender:
-        """Read what `to_dict` has written."""
-        time_us = values["time_us"] and Summary(**{**values["time_us"], "samples": tuple(values["time_us"]["samples"])})
-        labels = tuple(Label(label["code"], label["text"]) for label in values["labels"])
-        return cls(**{**values, "time_us": time_us, "labels": labels})
-
 
 @dataclass(frozen=True)
 class BenchResult:
@@ -88,6 +85,18 @@ class BenchResult:
         """Return the contender of that name."""
         return {contender.name: contender for contender in self.contenders}[name]
 
+    @property
+    def nominal_bandwidth(self) -> Figure | None:
+        """The GPU's, in GB/s: computed from its attributes, or assumed where it is that of the table of GPUs."""
+        if self.nominal_bytes_per_second is None:
+            return None
+        gbps = self.nominal_bytes_per_second / 1e9
+        with contextlib.suppress(DeviceError):
+            gpu = find_target(self.environment.gpu or "").gpu
+            if gpu is not None and gpu.memory_bandwidth_gbps == gbps:
+                return assumed(gbps, "GB/s", f"gpus.csv, {gpu.name}: {gpu.source}")
+        return computed(gbps, "GB/s", "device attributes")
+
     def share_of_nominal(self, contender: Contender) -> float | None:
         """Return which part of the nominal bandwidth a ranked time with cold caches is; never more than 1."""
         if not (contender.is_ranked and contender.bytes_per_second and self.nominal_bytes_per_second) or contender.mode == "hot":
@@ -111,19 +120,9 @@ class BenchResult:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> BenchResult:
-        """Read what `to_dict` has written. Raises ``WideloadError`` for another schema."""
+        """Read what `to_dict` has written. Raises ``WideloadError`` for another schema, and for what is damaged."""
         check_schema(values, SCHEMA)
-        return cls(
-            subject=Contender.from_dict(values["subject"]),
-            against=tuple(Contender.from_dict(contender) for contender in values["against"].values()),
-            checked_against=values["checked_against"],
-            minimal_bytes=values["minimal_bytes"],
-            nominal_bytes_per_second=values["nominal_bytes_per_second"],
-            arguments=tuple(OperandInfo(**{key: _tupled(value) for key, value in argument.items()}) for argument in values["arguments"]),
-            seed=values["seed"],
-            gpu_state=GpuState.from_dict(values["gpu_state"]),
-            environment=Environment.from_dict(values["environment"]),
-        )
+        return decode(cls, {**values, "against": list(values.get("against", {}).values())}, cls.__name__)
 
     def to_json(self) -> str:
         """`to_dict` as text; numbers are real numbers, never NaN."""
@@ -196,12 +195,6 @@ def print_plain(renderable: RenderableType) -> str:
 _PLAIN_WIDTH = 160
 
 
-def check_schema(values: Mapping[str, Any], schema: str) -> None:
-    """Raise ``WideloadError`` unless ``values`` were written under ``schema``."""
-    if values.get("schema") != schema:
-        raise WideloadError(f"got a result of schema {values.get('schema')!r}, this version reads {schema!r}. Measure again.")
-
-
 def _listed(values: dict[str, Any]) -> dict[str, Any]:
     """Tuples as lists, as JSON will have them."""
     return {key: _as_lists(value) for key, value in values.items()}
@@ -211,10 +204,6 @@ def _as_lists(value: Any) -> Any:
     if isinstance(value, dict):
         return _listed(value)
     return [_as_lists(item) for item in value] if isinstance(value, (tuple, list)) else value
-
-
-def _tupled(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _unknown(value: Any) -> str:

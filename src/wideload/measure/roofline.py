@@ -22,16 +22,28 @@ import torch
 from wideload.analyze.explain import GpuFigures
 from wideload.analyze.figure import Figure
 from wideload.cache import find_cubin
-from wideload.errors import DeviceError
+from wideload.decode import check_schema, decode
+from wideload.errors import DeviceError, WideloadError
 from wideload.gpus import Gpu, Target, find_target
 from wideload.launch import LoadedKernel, device_arch
 from wideload.measure.environment import read_environment
 from wideload.measure.wall import MIXES, Mix, Wall, cuda_index, measure_wall, mover_source, nearest_mix, time_cold
 
-__all__ = ["Attributes", "Figure", "Rates", "Roofline", "find_ridges", "nominal_bandwidth", "read_device", "roofline", "table_bandwidth"]
+__all__ = [
+    "SCHEMA",
+    "Attributes",
+    "Figure",
+    "Rates",
+    "Roofline",
+    "find_ridges",
+    "nominal_bandwidth",
+    "read_device",
+    "roofline",
+    "table_bandwidth",
+]
 
-_SCHEMA = 1
-"""Of the file in the cache: another number in it, and the figures are measured again."""
+SCHEMA = "wideload.roofline/1"
+"""The number behind the slash grows when a key changes its name or its meaning; the figures in the cache are then measured again."""
 
 _DISAGREEMENT = 0.05
 """Beyond it, attributes and table cannot both be right; the sheet of an H200 and its attributes are 2.4 % apart."""
@@ -107,9 +119,17 @@ class Roofline:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, strings and numbers, for JSON."""
-        return {**dataclasses.asdict(self), "notes": list(self.notes)}
+        return {"schema": SCHEMA, **dataclasses.asdict(self), "notes": list(self.notes)}
 
-    def _figures(self) -> dict[str, Figure]:
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Roofline:
+        """Read what `to_dict` has written. Raises ``WideloadError`` for another schema, and for what is damaged."""
+        check_schema(values, SCHEMA)
+        return decode(cls, values, cls.__name__)
+
+    @property
+    def figures(self) -> dict[str, Figure]:
+        """All of them by their names, as they are printed."""
         by_table = {} if self.by_table is None else {"  by the GPU table": self.by_table}
         return {
             "nominal bandwidth": self.nominal,
@@ -124,14 +144,14 @@ class Roofline:
         return f"{self.device} ({self.uuid}), driver {self.driver}, {self.arch}"
 
     def __str__(self) -> str:
-        rows = self._figures()
+        rows = self.figures
         width = max(map(len, rows))
         lines = [f"  {name:<{width}}  {_value(f):>8} {f.unit:<6}  {f.kind:<8}  {f.source}" for name, f in rows.items()]
         return "\n".join((self._place, *lines, *(f"note: {note}" for note in self.notes)))
 
     def to_markdown(self) -> str:
         """The figures as a table for GitHub, with the device above and the notes below."""
-        rows = [f"| {name.strip()} | {_value(f)} | {f.unit} | {f.kind} | {f.source} |\n" for name, f in self._figures().items()]
+        rows = [f"| {name.strip()} | {_value(f)} | {f.unit} | {f.kind} | {f.source} |\n" for name, f in self.figures.items()]
         head = "| | value | unit | | source |\n|---|---:|---|---|---|\n"
         return "".join((f"{self._place}\n\n{head}", *rows, *(f"\n{note}\n" for note in self.notes)))
 
@@ -347,23 +367,14 @@ def _read(path: Path) -> Roofline | None:
     """The roofline in ``path``; None where there is none, or one that is damaged, older, or of other kernels."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if (content["schema"], content["kernels"]) != (_SCHEMA, _fingerprint()):
-            return None
-        fields: dict[str, Any] = content["roofline"]
-        figures = {name: fields[name] and _figure(fields[name]) for name in ("nominal", "by_table")}
-        tables = {name: {row: _figure(f) for row, f in fields[name].items()} for name in ("ceilings", "launch_floor", "ridges")}
-        return Roofline(**{**fields, **figures, **tables, "notes": tuple(fields["notes"])})
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return Roofline.from_dict(content["roofline"]) if content["kernels"] == _fingerprint() else None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, WideloadError):
         return None
-
-
-def _figure(fields: dict[str, Any]) -> Figure:
-    return Figure(float(fields["value"]), fields["unit"], fields["kind"], fields["source"])
 
 
 def _write(path: Path, roof: Roofline) -> None:
     """Whole or not at all, also when several processes write; a folder that cannot be written only costs time later."""
-    content = {"schema": _SCHEMA, "kernels": _fingerprint(), "roofline": roof.to_dict()}
+    content = {"kernels": _fingerprint(), "roofline": roof.to_dict()}
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False, encoding="utf-8") as file:

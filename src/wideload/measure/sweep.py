@@ -15,11 +15,12 @@ from typing import Any
 
 from rich.table import Table
 
+from wideload.decode import check_schema, decode
 from wideload.errors import WideloadError
 from wideload.measure.compare import CONFIDENCE, SAME_WITHIN, Comparison, Comparisons, compare_results
 from wideload.measure.compare import SCHEMA as COMPARISON_SCHEMA
 from wideload.measure.result import SCHEMA as BENCH_SCHEMA
-from wideload.measure.result import BenchResult, Contender, check_schema, print_plain
+from wideload.measure.result import BenchResult, Contender, print_plain
 
 __all__ = ["SCHEMA", "Point", "Sweep", "SweepComparison", "compare_sweeps", "read_sweep"]
 
@@ -55,11 +56,13 @@ class Sweep:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Sweep:
-        """Read what `to_dict` has written. Raises ``WideloadError`` for another schema."""
+        """Read what `to_dict` has written. Raises ``WideloadError`` for another schema, and for what is damaged."""
         if values.get("schema") == BENCH_SCHEMA:
             return cls((Point({}, BenchResult.from_dict(values)),))
         check_schema(values, SCHEMA)
-        return cls(tuple(Point(point["sizes"], BenchResult.from_dict(point["result"])) for point in values["points"]))
+        if not values["points"]:
+            raise WideloadError("a sweep has at least one point")
+        return cls(tuple(Point(decode(dict[str, int], p["sizes"], "sizes"), BenchResult.from_dict(p["result"])) for p in values["points"]))
 
     def to_json(self) -> str:
         """`to_dict` as text."""
