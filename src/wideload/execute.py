@@ -17,7 +17,7 @@ from wideload.cache import find_cubins
 from wideload.emit.kernel import emit_kernel
 from wideload.errors import TraceError
 from wideload.expr import Const, Expr, Number, Numerics, number_value
-from wideload.launch import LoadedKernel, device_arch
+from wideload.launch import LoadedKernel, can_overlap, device_arch
 from wideload.lower import ScalarParameter
 from wideload.overlap import Extent, relation
 from wideload.plan import ACCESS_BYTES, KernelPlan, Operand, Target, plan_kernels
@@ -115,7 +115,10 @@ def prepare_launches(plans: Sequence[KernelPlan], device: int) -> tuple[Launch, 
     """Compile and load the kernels, side by side where there are several."""
     arch = device_arch(device)
     cubins = find_cubins([(emit_kernel(plan.program, plan.variant), arch, plan.name) for plan in plans])
-    return tuple(Launch(LoadedKernel(cubin, plan.grid, plan.variant.threads), plan) for cubin, plan in zip(cubins, plans, strict=True))
+    return tuple(
+        Launch(LoadedKernel(cubin, plan.grid, plan.variant.threads, overlaps=number > 0 and can_overlap(device)), plan)
+        for number, (cubin, plan) in enumerate(zip(cubins, plans, strict=True))
+    )
 
 
 def run_launches(

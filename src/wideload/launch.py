@@ -17,7 +17,7 @@ import torch
 from wideload.errors import CompileError, DeviceError
 from wideload.nvrtc import Cubin
 
-__all__ = ["LoadedKernel", "TableKernel", "current_stream", "device_arch", "is_capturing"]
+__all__ = ["LoadedKernel", "TableKernel", "can_overlap", "current_stream", "device_arch", "is_capturing"]
 
 
 @functools.cache
@@ -48,6 +48,17 @@ def _driver() -> Any:
     return driver
 
 
+_GRAPHS_OVERLAP = 12030
+"""The driver from which on CUDA graphs capture overlapping launches (CUDA 12.3: programmatic edges)."""
+
+
+@functools.cache
+def can_overlap(device: int) -> bool:
+    """Whether a kernel may start before the one before it on its stream has ended: programmatic dependent launch, from sm_90 on."""
+    _, version = _driver().cuDriverGetVersion()
+    return torch.cuda.get_device_capability(device) >= (9, 0) and version >= _GRAPHS_OVERLAP
+
+
 def current_stream(device: int) -> int:
     """The handle of the current stream of ``device``."""
     return int(torch._C._cuda_getCurrentRawStream(device))
@@ -73,14 +84,17 @@ _thread = _ThreadState()
 
 
 class LoadedKernel:
-    """A kernel ready to launch as ``grid`` blocks of ``threads``; loading is lazy, and serves every device of its architecture."""
+    """A kernel ready to launch as ``grid`` blocks of ``threads``; loading is lazy, and serves every device of its architecture.
+
+    With ``overlaps`` its blocks start as soon as the kernel before it on the stream lets them, not when that one has ended.
+    """
 
     __slots__ = ("_config", "_kernel", "_launch", "_library", "_stream_type")
 
-    def __init__(self, cubin: Cubin, grid: int, threads: int) -> None:
+    def __init__(self, cubin: Cubin, grid: int, threads: int, *, overlaps: bool = False) -> None:
         core = _core()
         self._library, self._kernel = _load(cubin)  # the kernel alone would not keep its library loaded
-        self._config = core.LaunchConfig(grid=grid, block=threads)
+        self._config = core.LaunchConfig(grid=grid, block=threads, programmatic_stream_serialization=overlaps)
         self._launch, self._stream_type = core.launch, core.Stream
 
     def launch(self, device: int, arguments: Sequence[int | float]) -> None:

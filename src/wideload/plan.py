@@ -213,7 +213,7 @@ class Variant:
     thread computes; ``is_in_place`` forbids the read-only cache; ``threads`` are those of a block; ``tile`` is a tile kernel's, ``strip``
     a strips kernel's, ``table`` a foreach kernel's. ``is_whole`` says that sizes and addresses leave no access that is partly outside, so
     that the kernel has no edges. ``steps`` are those of the loads, and how many elements before an operand's first one its aligned words
-    begin: (1, 0) of all but ``stepped`` ones.
+    begin: (1, 0) of all but ``stepped`` ones. ``is_one_of_several`` kernels of a call lets them run side by side.
     """
 
     family: Family
@@ -230,6 +230,7 @@ class Variant:
     paces: tuple[Pace, ...] = ()
     strip: Strip | None = None
     table: Table | None = None
+    is_one_of_several: bool = False
 
     @property
     def access_elements(self) -> int:
@@ -294,6 +295,8 @@ def plan_kernels(
         if 0 not in shape:
             plan = _plan_kernel(program, operands, chosen, shape, is_in_place, walks)
             plans.append(replace(plan, seed=seed) if program.has_draws else plan)
+    if len(plans) > 1:
+        plans = [replace(plan, variant=replace(plan.variant, is_one_of_several=True)) for plan in plans]
     return tuple(plans)
 
 

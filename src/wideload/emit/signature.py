@@ -19,6 +19,8 @@ _COMPLEX = "complex<double>"
 
 def emit_definition(program: Program, variant: Variant, sizes: Sequence[str], body: Sequence[str]) -> str:
     """The kernel whose run-time integers are ``sizes`` and whose statements, a line each, are ``body``."""
+    if variant.is_one_of_several:
+        body = ["let_next_start();", *body, "outlast_previous();"]
     text = "\n".join(indented(body))
     return f"{_head(program, variant, sizes)}\n{{\n{text}\n}}"
 
