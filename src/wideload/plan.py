@@ -804,7 +804,7 @@ def _in_rings(tile: Tile, least_bytes: int) -> Tile:
     """
     at_once, most_warps = _WARP_THREADS // TILE_ACROSS, TILE_THREADS // _WARP_THREADS
     ring, lines = tile.lines, tile.lines - ACCESS_BYTES // least_bytes
-    if 2 * lines < ring:
+    if lines < max(ring // 2, at_once):
         ring, lines = 2 * ring, ring
     across = tile.columns // tile.width // TILE_ACROSS
     accesses = next(n for n in range(lines // at_once * across, 0, -across) if n % -(-n // most_warps) == 0)

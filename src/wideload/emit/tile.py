@@ -94,8 +94,8 @@ class _TileText:
             body += unrolled("m", self.passes, [place, *unrolled("d", tile.depth, loads)])
         body = [*self._copy_words(is_full=True), *body]
         for p in self.turned:
-            bounds = f", {self._bounds()}" if self.variant.is_whole else ""
-            body.append(f"load_lines<{self._shape()}>({p.name}_v, {self._source(p)}{bounds});")
+            inside, bounds = ("_inside", f", {self._bounds()}") if self.variant.is_whole else ("", "")
+            body.append(f"load_lines{inside}<{self._shape()}>({p.name}_v, {self._source(p)}{bounds});")
         body += [f"store_lines<{self._shape()}, {tile.width}>({p.name}_tile, {p.name}_v);" for p in self.turned]
         body += self._barrier()
         body.append("// results, along the columns")

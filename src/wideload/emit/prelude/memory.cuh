@@ -110,32 +110,32 @@ template <class T, class C, int N> DEVICE void store_elements(T* p, const C (&x)
     for (int k = 0; k < N; ++k) p[k] = narrow_to<T>::from(x[k]);
 }
 
-// The elements i, i + 1, ... of an operand of n; past the end, zeros that no one stores.
-template <int N, class T> DEVICE vec<T, N> load_some(const T* p, long long i, long long n)
+// The elements i, i + 1, ... of an operand of n, which fits I as well; past the end, zeros that no one stores.
+template <int N, class T, class I> DEVICE vec<T, N> load_some(const T* p, I i, long long n)
 {
     vec<T, N> v = {};
 #pragma unroll
     for (int k = 0; k < N; ++k)
-        if (i + k < n) v.set(k, p[i + k]);
+        if (i + k < (I)n) v.set(k, p[i + k]);
     return v;
 }
 
 // The elements i, i + 1, ... of an operand of n, as far as they are in it; i may be negative. Zeros elsewhere.
-template <int N, class T> DEVICE vec<T, N> load_within(const T* p, long long i, long long n)
+template <int N, class T, class I> DEVICE vec<T, N> load_within(const T* p, I i, long long n)
 {
     vec<T, N> v = {};
 #pragma unroll
     for (int k = 0; k < N; ++k)
-        if (i + k >= 0 && i + k < n) v.set(k, p[i + k]);
+        if (i + k >= 0 && i + k < (I)n) v.set(k, p[i + k]);
     return v;
 }
 
 // The elements i, i + 1, ... of an output of n, as far as they are in it; i may be negative.
-template <class T, class C, int N> DEVICE void store_some(T* p, long long i, long long n, const C (&x)[N])
+template <class T, class C, int N, class I> DEVICE void store_some(T* p, I i, long long n, const C (&x)[N])
 {
 #pragma unroll
     for (int k = 0; k < N; ++k)
-        if (i + k >= 0 && i + k < n) p[i + k] = narrow_to<T>::from(x[k]);
+        if (i + k >= 0 && i + k < (I)n) p[i + k] = narrow_to<T>::from(x[k]);
 }
 
 // Division by multiply and shift: exact for every numerator below 2^31 (2^63); multiplier and shift as layout.magic_divisor gives them.

@@ -33,50 +33,47 @@ template <class V> DEVICE V read_tile(const V* p) { return *p; }
 template <class V> DEVICE void write_tile(V* p, const V& v) { *p = v; }
 
 // As load_vector; with fetches_block the L2 gets all 256 bytes of memory in which the chunk is, the rest of which the next tile reads.
-template <bool fetches_block, int N, class T> DEVICE vec<T, N> load_chunk(const T* p)
+template <int N, class T> DEVICE vec<T, N> load_chunk(const T* p, bool fetches_block)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    if (fetches_block) {
-        vec<unsigned, 4> w;
-        asm("ld.global.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w.at[0]), "=r"(w.at[1]), "=r"(w.at[2]), "=r"(w.at[3]) : "l"(p));
-        return *reinterpret_cast<vec<T, N>*>(&w);
-    }
-#endif
+    vec<unsigned, 4> w;
+    asm("{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.global.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4]; @!p ld.global.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+        : "=r"(w.at[0]), "=r"(w.at[1]), "=r"(w.at[2]), "=r"(w.at[3])
+        : "l"(p), "r"((unsigned)fetches_block));
+    return *reinterpret_cast<vec<T, N>*>(&w);
+#else
     return load_vector<N>(p);
+#endif
 }
+
+// Where columns do not begin at blocks of 256 bytes, the L2 fetches these whole: a transposed copy of bf16 0.950 against 0.905 of the
+// wall on an H200. Where they do, that would cost it half a percent.
+template <class T, class U> DEVICE bool fetches_blocks(U stride) { return stride * sizeof(T) % 256 != 0; }
 
 // The chunks of a tile that a thread loads, every threads-th; a thread that has none left loads the last one again. All are inside the
 // operand, and aligned.
-template <bool fetches_blocks, int columns, int lines, int threads, class T, int N, int K, class I, class U>
-DEVICE void load_chunks(vec<T, N> (&v)[K], const T* p, U stride, I column0, I line0)
+template <int columns, int lines, int threads, class T, int N, int K, class I, class U>
+DEVICE void load_lines(vec<T, N> (&v)[K], const T* p, U stride, I column0, I line0)
 {
     const unsigned chunks = lines / N, total = columns * chunks;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         const unsigned own = threadIdx.x + k * threads, i = (k + 1) * threads <= total || own < total ? own : total - 1;
-        v[k] = load_chunk<fetches_blocks, N>(p + ((U)(column0 + i / chunks) * stride + (U)(line0 + i % chunks * N)));
+        v[k] = load_chunk<N>(p + ((U)(column0 + i / chunks) * stride + (U)(line0 + i % chunks * N)), fetches_blocks<T>(stride));
     }
 }
 
 // The same, of an operand of size0 columns of size1 elements in which no chunk is cut: instead of one outside, the first is loaded.
-template <bool fetches_blocks, int columns, int lines, int threads, class T, int N, int K, class I, class U>
-DEVICE void load_chunks(vec<T, N> (&v)[K], const T* p, U stride, I column0, I line0, I size0, I size1)
+template <int columns, int lines, int threads, class T, int N, int K, class I, class U>
+DEVICE void load_lines_inside(vec<T, N> (&v)[K], const T* p, U stride, I column0, I line0, I size0, I size1)
 {
     const unsigned chunks = lines / N;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         const unsigned i = threadIdx.x + k * threads;
         const I column = column0 + (I)(i / chunks), line = line0 + (I)(i % chunks * N);
-        v[k] = load_chunk<fetches_blocks, N>(p + (column < size0 && line < size1 ? (U)column * stride + (U)line : 0));
+        v[k] = load_chunk<N>(p + (column < size0 && line < size1 ? (U)column * stride + (U)line : 0), fetches_blocks<T>(stride));
     }
-}
-
-// Where columns do not begin at blocks of 256 bytes, the L2 fetches these whole: a transposed copy of bf16 0.950 against 0.905 of the
-// wall on an H200. Where they do, that would cost it half a percent.
-template <int columns, int lines, int threads, class T, int N, int K, class U, class... Rest> DEVICE void load_lines(vec<T, N> (&v)[K], const T* p, U stride, Rest... rest)
-{
-    if (stride * sizeof(T) % 256 != 0) load_chunks<true, columns, lines, threads>(v, p, stride, rest...);
-    else load_chunks<false, columns, lines, threads>(v, p, stride, rest...);
 }
 
 // What load_lines loaded, to shared memory.
@@ -152,7 +149,7 @@ DEVICE void copy_words(vec<T, N>* tile, const T* p, U stride, I column0, I line0
 {
     const unsigned places = (lines / N + 1 + 7 + 7) / 8 * 8, total = columns * places;
     const unsigned bytes = (is_full || size1 - line0 > (I)lines ? (unsigned)lines : (unsigned)(size1 - line0)) * sizeof(T);
-    const int at_once = is_full ? (total + threads - 1) / threads : 1;
+    const int at_once = is_full ? (total + threads - 1) / threads : 4;
 #pragma unroll at_once
     for (unsigned k = 0; k < (total + threads - 1) / threads; ++k) {
         const unsigned i = threadIdx.x + k * threads, own = i / places, place = i % places * 16;
