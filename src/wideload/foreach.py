@@ -38,6 +38,7 @@ from wideload.lists import (
     split_lists,
     tensors_like,
 )
+from wideload.random import draw_seed
 from wideload.replay import NodeLayout
 from wideload.structure import map_structure
 from wideload.trace import HostResult, NumberArg, TensorArg, TensorResult, Traced, is_traced
@@ -134,7 +135,10 @@ def _leaves(out: Any) -> list[torch.Tensor]:
 
 @dataclass(slots=True, eq=False)
 class ListedCall:
-    """A call whose signature is planned. ``columns`` are the arguments in order, one tensor a member or one for all, then the outputs."""
+    """A call whose signature is planned. ``columns`` are the arguments in order, one tensor a member or one for all, then the outputs.
+
+    ``seeds`` are those of the members that draw, launch by launch.
+    """
 
     f: FusedFunction
     lists: Lists
@@ -143,6 +147,7 @@ class ListedCall:
     columns: list[Sequence[Any] | None]
     outs: list[Sequence[torch.Tensor]] | None
     aliases: tuple[int | None, ...]
+    seeds: torch.Tensor | None = None
 
     def run(self) -> Any:
         """Launch everything; nothing has been written where this raises."""
@@ -187,7 +192,12 @@ class ListedCall:
         def scalars(item: int) -> tuple[Any, ...]:
             return tuple(by_slot[slot][item] if slot in by_slot else value for slot, value in enumerate(base)) if by_slot else base
 
-        return made or [None] * length, [list_arguments(plan, columns, addresses, scalars) for plan in listed.plans]
+        num_seeds = [len(plan.positions) if plan.program.has_draws else 0 for plan in listed.plans]
+        self.seeds = draw_seed(device, sum(num_seeds)) if any(num_seeds) else None
+        starts = itertools.accumulate(num_seeds, initial=0)
+        seeds = [0 if self.seeds is None else self.seeds.data_ptr() + start * self.seeds.itemsize for start in starts]
+        tables = [list_arguments(plan, columns, addresses, scalars, at) for plan, at in zip(listed.plans, seeds, strict=False)]
+        return made or [None] * length, tables
 
     def _addresses(self, column: Sequence[Any] | None) -> Words | None:
         if column is None or not isinstance(column[0], torch.Tensor) or column[0].device != self.first.device:

@@ -207,7 +207,7 @@ def plan_member(
     ``is_written``: the outputs are the caller's, and may be arguments too; then each element is to be read where it is written.
     """
     pushed, operands, targets = place_call(expr, layouts, tensors, outputs, device)
-    if pushed.walks or any(target.layout != outputs[target.output].layout for target in targets):
+    if any(target.layout != outputs[target.output].layout for target in targets):
         return None
     whole = [NodeLayout(tuple(tensor.shape), tensor.stride()) for tensor in tensors]
     if is_written and any(operand.layout != whole[operand.tensor] for operand in operands):
@@ -215,7 +215,7 @@ def plan_member(
     program = lower_expr(pushed.expr, tuple(Store(t.node, t.dtype) for t in targets), numerics=numerics, fast_math=fast_math)
     if all(0 in target.layout.shape for target in targets):
         return Member(program, (), (), (), 0)
-    chosen = choose_accesses(program, operands, targets)
+    chosen = choose_accesses(program, operands, targets, [pushed.walks[position.walk] for position in program.positions])
     if chosen is None:
         return None
     read = [operands[parameter.operand] for parameter in program.parameters]
@@ -309,11 +309,15 @@ def gather_addresses(tensors: Sequence[torch.Tensor]) -> Words:
 
 
 def list_arguments(
-    plan: ListPlan, columns: Sequence[Sequence[torch.Tensor]], addresses: Sequence[Words | None], scalars: Callable[[int], tuple[Any, ...]]
+    plan: ListPlan,
+    columns: Sequence[Sequence[torch.Tensor]],
+    addresses: Sequence[Words | None],
+    scalars: Callable[[int], tuple[Any, ...]],
+    seeds: int = 0,
 ) -> Words:
     """The table of one launch. ``columns`` have a tensor a member, or one for all; ``addresses`` theirs, ``None`` on the host.
 
-    ``scalars`` are the runtime scalars of a member. Raises as ``scalar_argument`` does.
+    ``scalars`` are the runtime scalars of a member, ``seeds`` the address of one seed a member. Raises as ``scalar_argument`` does.
     """
     program, table, words = plan.program, plan.variant.table, plan.template.copy()
     assert table is not None
@@ -340,6 +344,8 @@ def list_arguments(
         at, _ = next(places)
         positions = plan.positions[:1] if is_shared else plan.positions
         _put_numbers(words, at, [scalar_argument(scalar, scalars(position)) for position in positions], scalar.kind is not int)
+    for at, _ in places:
+        words[at] = seeds
     return words
 
 

@@ -73,20 +73,22 @@ def adam(
     p: Tensor, g: Tensor, m: Tensor, v: Tensor, v_max: Any, steps: Tensor, lr: Any, beta1: float, beta2: float, log_beta1: float,
     log_beta2: float, eps: float, weight_decay: Any, decoupled: bool, maximize: bool, grad_scale: Any, found_inf: Any, is_stochastic: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """One step of Adam, or of AdamW where ``decoupled``, after ``steps`` others: parameter, both moments, and their maximum if there is one.
+    """One step of Adam, of AdamW where ``decoupled``, after ``steps`` others: the parameter, both moments, the second's maximum if kept.
 
     ``1 - beta**t`` by ``expm1``, which keeps the digits that fp32 would lose of ``beta**t`` near 1.
     """
     x, g, t = p.to(_wide(p.dtype)), _gradient(g, grad_scale, maximize), steps.to(_wide(p.dtype)) + 1
     if weight_decay is not None:
         x, g = (x * (1 - lr * weight_decay), g) if decoupled else (x, g + weight_decay * x)
-    mean = m + (1 - beta1) * (g - m)
+    mean = m.to(g.dtype).lerp(g, 1 - beta1)
     square = beta2 * v + (1 - beta2) * (g * g)
     most = square if v_max is None else torch.maximum(v_max, square)
     step_size = lr / -(t * log_beta1).expm1()
     root = most.sqrt() * (-(t * log_beta2).expm1()).rsqrt()
-    new, old = (x - step_size * mean / (root + eps), mean, square), (p, m, v)
-    return _results(old, new, found_inf, is_stochastic) if v_max is None else _results((*old, v_max), (*new, most), found_inf, is_stochastic)
+    old, new = [p, m, v], [x - step_size * mean / (root + eps), mean, square]
+    if v_max is not None:
+        old, new = [*old, v_max], [*new, most]
+    return _results(old, new, found_inf, is_stochastic)
 
 
 @fuse
@@ -153,7 +155,9 @@ class FusedOptimizer(torch.optim.Optimizer):
     _step_supports_amp_scaling = True  # GradScaler: no synchronisation, the kernel skips what is not finite
     _counts_steps: ClassVar[bool] = True
 
-    def __init__(self, params: ParamsT, defaults: dict[str, Any], *, differentiable: bool, fused: bool | None, foreach: bool | None) -> None:
+    def __init__(
+        self, params: ParamsT, defaults: dict[str, Any], *, differentiable: bool, fused: bool | None, foreach: bool | None
+    ) -> None:
         """Raises ``RuntimeError`` for what no such step can do, as torch's fused optimizers do."""
         if differentiable:
             raise RuntimeError(f"{type(self).__name__} of wideload is not differentiable; use that of torch.optim")
@@ -175,7 +179,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 )
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient; return what ``closure``, which computes the gradients anew, returns.
 
         One launch for each group, device and dtypes, and one for the step counts. Raises ``LayoutError`` for sparse gradients.
@@ -279,7 +283,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 self._keep_dtypes(group, saved, saved["param_groups"][index]["params"])
 
     def _keep_dtypes(self, group: dict[str, Any], saved: dict[str, Any], names: Sequence[Any]) -> None:
-        """torch has brought the state to the dtype of the parameter, which may have lost digits."""
+        """Torch has brought the state to the dtype of the parameter, which may have lost digits."""
         for name, p in zip(names, group["params"], strict=True):
             for key, value in saved["state"].get(name, {}).items():
                 if key != "step" and isinstance(value, Tensor):

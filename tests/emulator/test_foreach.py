@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import wideload as wl
 from tests.emulator.emulated import run_lists_emulated
 from tests.emulator.emulator import EmulatorError, Memory, Pointer, Struct, build
+from wideload import foreach as foreach_module
+from wideload import reference as reference_module
 from wideload.emit.kernel import emit_kernel
 from wideload.foreach import ListedCall, find_listed
 from wideload.lists import split_lists
@@ -134,19 +137,49 @@ def test_items_that_are_no_run_take_kernels_of_their_own() -> None:
     assert_same(outs, want)
 
 
-def test_items_with_coordinates_or_draws_take_kernels_of_their_own() -> None:
-    xs = [torch.ones(5), torch.ones(0), torch.ones(3, 4)]
+SEEDS = torch.tensor([17, -(2**63), 2**62 + 5, 3, 2**40, -1, 8, 9])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, f32, torch.float64], ids=str)
+def test_items_that_draw_share_a_launch_and_each_has_its_seed(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers of an item are those of a call of its own with that seed, whatever its address and its place in the list."""
+    noisy = wl.fuse(lambda x: (x + torch.rand_like(x), F.dropout(x, 0.25)), name="noisy")
+    cases = [(3, 0), (0, 0), (4100, 1), (1, 5), (2049, 3), (64, 0)]
+    xs = [ramp(n, dtype, 0, offset) for n, offset in cases]
+    outs = [(ramp(n, dtype, 0, (3 * offset + 1) % 8), ramp(n, dtype, 0, 2)) for n, offset in cases]
+    monkeypatch.setattr(foreach_module, "draw_seed", lambda device, count: SEEDS[:count].clone())
+    _, launches = run_lists_emulated(noisy, xs, out=outs)
+    assert launches == 1
+    seeds = iter(SEEDS)
+    for x, got in zip(xs, outs, strict=True):
+        if x.numel():
+            seed = next(seeds).view(1)
+            monkeypatch.setattr(reference_module, "draw_seed", lambda device, seed=seed: seed)
+            assert_same(list(got), list(noisy(x)))
+    assert next(seeds) == SEEDS[5]
+
+
+def test_coordinates_count_along_each_item() -> None:
+    xs = [torch.ones(5), torch.ones(0), torch.ones(3, 4), torch.ones(70, 30), torch.ones(())]
     counted = wl.fuse(lambda x: x + wl.linear_index(), name="counted")
     got, launches = run_lists_emulated(counted, xs)
-    assert launches == 0
+    assert launches == 1
     assert_same(got, [torch.arange(x.numel()).view(x.shape) + 1.0 for x in xs])
-    drawn = wl.fuse(lambda x: torch.rand_like(x), name="drawn")
-    torch.manual_seed(5)
-    got, launches = run_lists_emulated(drawn, xs)
+
+
+def test_positions_that_are_not_counted_along_memory_take_kernels_of_their_own() -> None:
+    xs = [torch.ones(4, 3).t(), torch.ones(3, 4)]
+    for f, want in (
+        (wl.fuse(lambda x: x + wl.index(0), name="rows"), torch.arange(3.0)[:, None].expand(3, 4) + 1),
+        (wl.fuse(lambda x: x + wl.linear_index(), name="turned"), torch.arange(12.0).view(3, 4) + 1),
+    ):
+        got, launches = run_lists_emulated(f, xs)
+        assert launches == (0 if f.__name__ == "rows" else 1)  # of which the transposed item is no part
+        assert_same(got, [want.t().contiguous().t(), want])
+    later = wl.fuse(lambda x: (x + wl.linear_index())[2:], name="later")
+    got, launches = run_lists_emulated(later, [torch.ones(5)])
     assert launches == 0
-    torch.manual_seed(5)
-    assert_same(got, [drawn(x) for x in xs])  # by torch's operators: a seed an item
-    assert not torch.equal(got[0], got[2].view(-1)[:5])
+    assert_same(got, [torch.arange(2.0, 5) + 1])
 
 
 def test_in_place_also_through_another_view_of_the_same_memory() -> None:

@@ -7,6 +7,7 @@ A block looks at the addresses itself: aligned tensors take whole accesses, othe
 from __future__ import annotations
 
 from wideload.emit.element import element_call
+from wideload.emit.positions import position_type
 from wideload.emit.text import indented, unrolled
 from wideload.lower import Program
 from wideload.plan import Variant
@@ -49,10 +50,14 @@ def emit_foreach(program: Program, variant: Variant) -> str:
     for s, is_shared in scalars:
         members.append(entry(f"{s.ctype} {s.name}", is_shared))
         body.append(f"const {s.ctype} {s.name} = {value(s.name, is_shared)};")
+    if program.has_draws:
+        members.append(entry("const long long* seed_data", True))
+        body.append("const unsigned long long seed = (unsigned long long)lists_data.seed_data[slot];")
 
     walked = [*(p.name for p in runs), *(r.name for r in program.results)]
     aligned = [f"is_aligned<{count}>({walker}_data)" for walker in walked]
     operands = [f"widen({p.name}_v[m].get(k))" if access == "vector" else p.name for p, access, _ in loads]
+    operands += [f"{p.name}_v[m].get(k)" for p in program.positions]
     call = element_call(program, operands, [f"{r.name}_v[m][k]" for r in program.results])
     lines = [
         "const vec<int, 2> chunk_v = load_vector<2>(chunks_data + 2ll * blockIdx.x);",
@@ -73,6 +78,13 @@ def emit_foreach(program: Program, variant: Variant) -> str:
         lines += ["} else {  // the ends of a tensor, or addresses that are not aligned"]
         lines += indented(unrolled("m", table.accesses, parts))
         lines += ["}"]
+    counts = []
+    for position, pace in zip(program.positions, variant.paces, strict=True):
+        first, draw = f"({position_type(pace)})(e + m * {step})", position.draw
+        counted = f"count_run<{count}>({first})" if draw is None else f"draw_run<{draw.bits}, {count}>(seed, {draw.stream}, {first})"
+        counts.append(f"{position.name}_v[m] = {counted};")
+        lines.append(f"vec<{position_type(pace) if draw is None else position.ctype}, {count}> {position.name}_v[{table.accesses}];")
+    lines += unrolled("m", table.accesses, counts) if counts else []
     lines += [f"{r.type.compute} {r.name}_v[{table.accesses}][{count}];" for r in program.results]
     lines += unrolled("m", table.accesses, unrolled("k", count, call))
     stores = []
