@@ -210,15 +210,18 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _find_batches(self, index: int, group: dict[str, Any], grads: list[Any]) -> list[_Batch]:
         """The group's parameters that have a gradient; those of the last step where neither they nor their states are others."""
         missing = tuple(i for i, g in enumerate(grads) if g is None) if type(None) in set(map(type, grads)) else ()
-        states = list(map(self.state.get, group["params"]))
-        key = (missing, list(map(id, states)), len(grads))
         known = self._batches.get(index)
-        if known is not None and known[0] == key and all(_is_same_steps(batch) for batch in known[1]):
+        if known is not None and known[0] == self._batch_key(group, missing) and all(map(_is_same_steps, known[1])):
             return known[1]
         batches = self._make_batches(group, missing)
-        # the new states are the key of the next step
-        self._batches[index] = (missing, list(map(id, map(self.state.get, group["params"]))), len(grads)), batches
+        self._batches[index] = self._batch_key(group, missing), batches
         return batches
+
+    def _batch_key(self, group: dict[str, Any], missing: tuple[int, ...]) -> tuple[Any, ...]:
+        return missing, self._keeps_state(group), list(map(id, map(self.state.get, group["params"])))
+
+    def _keeps_state(self, group: dict[str, Any]) -> bool:
+        return True
 
     def _make_batches(self, group: dict[str, Any], missing: tuple[int, ...]) -> list[_Batch]:
         skipped, by_device = frozenset(missing), dict[torch.device, list[int]]()
@@ -228,7 +231,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         batches = []
         for device, places in by_device.items():
             params = [group["params"][place] for place in places]
-            states = [self.state[p] for p in params]
+            states = [self.state[p] if self._keeps_state(group) else {} for p in params]
             for p, state in zip(params, states, strict=True):
                 for name, value in self._new_state(group, p).items():
                     state.setdefault(name, value)
@@ -438,6 +441,9 @@ class SGD(FusedOptimizer):
             "maximize": maximize, "state_dtype": state_dtype, "stochastic_rounding": stochastic_rounding,
         }  # fmt: skip
         super().__init__(params, defaults, differentiable=differentiable, fused=fused, foreach=foreach)
+
+    def _keeps_state(self, group: dict[str, Any]) -> bool:
+        return bool(group["momentum"])
 
     def _new_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
         return {}
