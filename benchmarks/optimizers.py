@@ -96,7 +96,7 @@ class Row:
 
     @property
     def wall_ratio(self) -> float:
-        """wideload's share of the wall."""
+        """Wideload's share of the wall."""
         return self.ceiling.ratio(sum(self.nbytes), self.times_us["wideload"])
 
     @property
@@ -153,7 +153,7 @@ class Contender:
 
 
 def make_contenders(case: Case, draw: Draw) -> dict[str, Contender]:
-    """wideload's AdamW and, where torch has such a state, torch's two."""
+    """Wideload's AdamW and, where torch has such a state, torch's two."""
     start = [draw(*shape, dtype=case.dtype) for shape in case.shapes]
     grads = [[draw(*shape, dtype=case.dtype) for shape in case.shapes] for _ in range(2)]
     makers: dict[str, Callable[[Any], Any]] = {"wideload": lambda params: wl.optim.AdamW(params, lr=LR, state_dtype=case.state_dtype)}

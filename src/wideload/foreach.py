@@ -287,7 +287,7 @@ def find_listed(f: FusedFunction, lists: Lists, first: Any) -> ListedCall | None
             return None
         listed = f._listed.get((known, keys))
         if listed is None:
-            listed = _plan_listed(f, lists, first, traced, columns, outs)
+            listed = _plan_listed(f, lists, first, traced, columns, outs, aliases)
             if listed.plans and device.type == "cuda":
                 listed.kernels = prepare_lists(listed.plans, device.index)
             f._keep(f._listed, (known, keys), listed)
@@ -319,7 +319,13 @@ def _same_items(columns: Sequence[Any], tensors: Sequence[int], length: int) -> 
 
 
 def _plan_listed(
-    f: FusedFunction, lists: Lists, first: Any, template: Traced, columns: Sequence[Any], outs: list[Sequence[torch.Tensor]] | None
+    f: FusedFunction,
+    lists: Lists,
+    first: Any,
+    template: Traced,
+    columns: Sequence[Any],
+    outs: list[Sequence[torch.Tensor]] | None,
+    aliases: Sequence[int | None],
 ) -> Listed:
     """The launches for lists of one signature."""
     members: list[Member | None] = []
@@ -352,7 +358,7 @@ def _plan_listed(
                 call.tensors,
                 places,
                 own,
-                range(len(columns), len(columns) + len(nodes)),
+                [len(columns) + k if alias is None else alias for k, alias in enumerate(aliases or (None,) * len(nodes))],
                 call.device,
                 numerics=f._options.numerics,
                 fast_math=f._options.fast_math,

@@ -248,7 +248,8 @@ def plan_lists(members: Sequence[Member | None], shared_slots: Callable[[int], b
         program = next(member.program for member in map(members.__getitem__, positions) if member is not None)
         shared_loads = tuple(shared for _, shared in loads)
         shared_scalars = tuple(all(map(shared_slots, _slots_of(parameter.value))) for parameter in program.scalars)
-        variant = list_variant(program, accesses, shared_loads, shared_scalars, len(positions))
+        in_place = _in_place(accesses, [members[position] for position in positions])
+        variant = list_variant(program, accesses, shared_loads, shared_scalars, in_place, len(positions))
         assert variant.table is not None
         for start in range(0, len(positions), variant.table.capacity):
             part = sorted(positions)[start : start + variant.table.capacity]
@@ -272,11 +273,23 @@ def _slots_of(value: HostValue) -> set[int]:
     return set().union(*map(_slots_of, value.args)) if isinstance(value, HostCall) else set()
 
 
+def _in_place(accesses: Sequence[Access], members: Sequence[Any]) -> tuple[int | None, ...]:
+    """For each store of members that are reached alike, the load that begins at the same address."""
+    starts: dict[int, int] = {}
+    for k, access in enumerate(accesses):
+        places = {member.loads[k] for member in members}
+        (column, offset_bytes, is_shared), *others = places
+        if access == "vector" and not (others or offset_bytes or is_shared):
+            starts[column] = k
+    return tuple(map(starts.get, members[0].stores))
+
+
 def _plan_part(program: Program, variant: Variant, positions: Sequence[int], members: Sequence[Any]) -> ListPlan:
     words = table_words(program, variant)
     template = np.zeros(sum(words[-1]), np.int64)
     sizes = tuple(member.num_elements for member in members)
-    at, _ = words[len(program.parameters) + len(program.results)]
+    assert variant.table is not None
+    at, _ = words[len(program.parameters) + variant.table.in_place.count(None)]
     template[at : at + len(sizes)] = sizes
     columns = [column for column, *_ in members[0].loads]
     offsets = [np.array([member.loads[k][1] for member in members], np.int64) for k in range(len(columns))]
@@ -334,11 +347,12 @@ def list_arguments(
             assert found is not None
             values = found[:1] + offsets[:1] if is_shared else found[plan.positions] + offsets
             words[at : at + len(values)] = values
-    for column in plan.stores:
-        at, _ = next(places)
-        found = addresses[column]
-        assert found is not None
-        words[at : at + len(plan.positions)] = found[plan.positions]
+    for column, load in zip(plan.stores, table.in_place, strict=True):
+        if load is None:
+            at, _ = next(places)
+            found = addresses[column]
+            assert found is not None
+            words[at : at + len(plan.positions)] = found[plan.positions]
     next(places)  # the element counts are in the template
     for scalar, is_shared in zip(program.scalars, table.shared_scalars, strict=True):
         at, _ = next(places)

@@ -68,7 +68,12 @@ def choose_accesses(
 
 
 def list_variant(
-    program: Program, accesses: tuple[Access, ...], shared_loads: tuple[bool, ...], shared_scalars: tuple[bool, ...], num_members: int
+    program: Program,
+    accesses: tuple[Access, ...],
+    shared_loads: tuple[bool, ...],
+    shared_scalars: tuple[bool, ...],
+    in_place: tuple[int | None, ...],
+    num_members: int,
 ) -> Variant:
     """The kernel for members of one program that are reached alike; a longer list than its capacity takes several launches."""
     types: list[ScalarType] = [p.type for p, access in zip(program.parameters, accesses, strict=True) if access == "vector"]
@@ -76,22 +81,22 @@ def list_variant(
     per_access = ACCESS_BYTES // widest
     num_accesses = 1 if sum(t.itemsize for t in types) * per_access >= ENOUGH_BYTES else 2
     shared = (*shared_loads, *shared_scalars)
-    num_shared, num_own = sum(shared) + program.has_draws, len(shared) - sum(shared) + len(program.results) + 1
+    num_shared, num_own = sum(shared) + program.has_draws, len(shared) - sum(shared) + in_place.count(None) + 1
     rooms = [((nbytes - CHUNK_BYTES) // WORD_BYTES - num_shared) // num_own for nbytes in PARAMETER_BYTES]
     capacity = next((room for room in rooms if room >= num_members), rooms[-1])
-    table = Table(capacity, num_accesses, shared_loads, shared_scalars)
+    table = Table(capacity, num_accesses, shared_loads, shared_scalars, in_place)
     stores: tuple[Access, ...] = tuple("vector" for _ in program.results)
     paces = (Pace("run", 64),) * len(program.positions)
     return Variant("foreach", accesses, stores, per_access * num_accesses, 1, 64, True, FOREACH_THREADS, paces=paces, table=table)
 
 
 def table_words(program: Program, variant: Variant) -> list[tuple[int, int]]:
-    """(first word, number of words) of each entry of the table: loads, stores, the element count, numbers, the members' seeds if any."""
+    """(first word, number of words) of each entry: loads, stores that are no load's, the element count, numbers, the members' seeds."""
     table = variant.table
     assert table is not None
     words, at = [], 0
     seeds = (True,) * program.has_draws
-    for is_shared in (*table.shared_loads, *(False for _ in program.results), False, *table.shared_scalars, *seeds):
+    for is_shared in (*table.shared_loads, *(False for load in table.in_place if load is None), False, *table.shared_scalars, *seeds):
         count = 1 if is_shared else table.capacity
         words.append((at, count))
         at += count

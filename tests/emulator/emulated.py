@@ -87,9 +87,10 @@ def _words(plan: ListPlan, table: Words, columns: list[Any], seeds: torch.Tensor
             tensor = columns[column][plan.positions[slot] if len(columns[column]) > 1 else 0]
             if access != "value":
                 address(at + slot, tensor)
-    for column in plan.stores:
-        at, _ = next(places)
-        for slot, position in enumerate(plan.positions):
+    assert plan.variant.table is not None
+    for column, load in zip(plan.stores, plan.variant.table.in_place, strict=True):
+        at, _ = next(places) if load is None else (0, 0)
+        for slot, position in enumerate(plan.positions if load is None else ()):
             address(at + slot, columns[column][position])
     next(places)
     for scalar in plan.program.scalars:

@@ -32,20 +32,22 @@ def emit_foreach(program: Program, variant: Variant) -> str:
         return f"lists_data.{member}" if is_shared else f"lists_data.{member}[slot]"
 
     members, body = [], []
-    for p, access, is_shared in loads:
+    for k, (p, access, is_shared) in enumerate(loads):
         if access == "value":
             members.append(entry(f"{'double' if p.type.kind == 'float' else 'long long'} {p.name}_value", is_shared))
             body.append(f"const {p.type.compute} {p.name} = convert<{p.type.compute}>({value(f'{p.name}_value', is_shared)});")
         else:
-            members.append(entry(f"const {p.type.storage}* {p.name}_data", is_shared))
+            members.append(entry(f"{'' if k in table.in_place else 'const '}{p.type.storage}* {p.name}_data", is_shared))
             pointer = value(f"{p.name}_data", is_shared)
             if access == "uniform":
                 body.append(f"const {p.type.compute} {p.name} = widen(*{pointer});")
             else:
                 body.append(f"const {p.type.storage}* const {p.name}_data = {pointer};")
-    for r in program.results:
-        members.append(entry(f"{r.type.storage}* {r.name}_data", False))
-        body.append(f"{r.type.storage}* const {r.name}_data = {value(f'{r.name}_data', False)};")
+    for r, load in zip(program.results, table.in_place, strict=True):
+        if load is None:
+            members.append(entry(f"{r.type.storage}* {r.name}_data", False))
+        pointer = f"{r.name if load is None else program.parameters[load].name}_data"
+        body.append(f"{r.type.storage}* const {r.name}_data = {value(pointer, False)};")
     members.append(entry("long long n", False))
     for s, is_shared in scalars:
         members.append(entry(f"{s.ctype} {s.name}", is_shared))
