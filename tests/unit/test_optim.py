@@ -338,7 +338,7 @@ def test_a_closure_is_called_with_gradients_and_its_loss_returned() -> None:
         loss.backward()
         return loss
 
-    assert float(ours.step(closure)) == 13.0
+    assert ours.step(closure).item() == 13.0
     assert p.detach().tolist() == [0.0, 0.0]
     assert ours.step() is None
 
