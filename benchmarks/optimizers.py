@@ -196,7 +196,6 @@ def run_case(case: Case, num_samples: int, device: torch.device) -> Row:
     contenders = make_contenders(case, Draw(device))
     excess = find_excess(case, contenders)
     mix = nearest_mix(*case.nbytes)
-    assert device.index is not None
     movers, nbytes_moved = prepare_movers(mix, sum(case.nbytes), device.index)
     not_run: dict[str, str] = {}
     while True:

@@ -23,7 +23,7 @@ from wideload.optim import round_stochastically
 bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 
 STEPS = 100
-SIZES = ((1,), (7,), (0,), (40, 25), (33,), (), (0, 3))
+SIZES = ((1,), (0, 3), (7,), (40, 25), ())
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "Adam": ("Adam", {}),
