@@ -250,17 +250,15 @@ class FusedOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """As torch's optimizer of this name with the same arguments has it: step counts on the host unless ``fused`` or ``capturable``."""
         saved = super().state_dict()
-        on_host: dict[int, Tensor] = {}
+        states, moved = saved["state"], dict[torch.device, list[Any]]()
         for group in saved["param_groups"]:
-            if group.get("capturable") or group["fused"]:
-                continue
-            for position in group["params"]:
-                state = saved["state"].get(position)
-                if state and "step" in state:
-                    counts = state["step"]._base if state["step"]._base is not None else state["step"]
-                    host = on_host.setdefault(id(counts), counts if counts.device.type == "cpu" else counts.cpu())
-                    step = host.reshape(-1)[state["step"].storage_offset()].clone()
-                    saved["state"][position] = {**state, "step": step}
+            if not (group.get("capturable") or group["fused"]):
+                for name in group["params"]:
+                    if "step" in states.get(name, ()) and states[name]["step"].device.type != "meta":
+                        moved.setdefault(states[name]["step"].device, []).append(name)
+        for names in moved.values():
+            on_host = torch.stack([states[name]["step"] for name in names]).cpu()  # one copy a device
+            states.update({name: {**states[name], "step": step.clone()} for name, step in zip(names, on_host, strict=True)})
         return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

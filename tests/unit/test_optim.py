@@ -452,6 +452,7 @@ def test_copies_go_on_by_themselves(duplicate: Callable[[Any], Any]) -> None:
     ours, mine, _, _ = both("AdamW")
     train(ours, mine, range(3))
     other = duplicate(ours)
+    assert [float(state["step"]) for state in other.state_dict()["state"].values()] == [3.0] * len(mine)
     train(other, theirs_of(other), range(3, 6))
     assert [float(ours.state[p]["step"]) for p in mine] == [3.0] * len(mine)
     train(ours, mine, range(3, 6))
