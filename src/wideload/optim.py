@@ -26,11 +26,12 @@ __all__ = ["EMA", "SGD", "Adam", "AdamW", "Lion"]
 # ---- the updates: what a step computes of one tensor of each list
 
 BF16_HALF_STEP = 2**-8
-"""Half a step of bf16 (8 significant bits), of the power of two below a number; of the number itself, between half of it and all."""
+"""Of the power of two below a number, half the way to its neighbour in bf16, which has 8 significant bits."""
 BF16_LEAST = 2**-133
-"""The step of bf16 near zero: the least positive number."""
+"""The way from one number to the next below 2^-126, which is the least positive number of bf16."""
 OVER_HALF = 1.0625
-"""Moves a number by more than half a step and less than one and a half, wherever it lies between two powers of two."""
+"""So much of that share of the number itself is more than half the way and less than one and a half: what it leads to rounds to the
+neighbour."""
 
 
 def round_stochastically(x: Tensor) -> Tensor:
@@ -218,7 +219,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         return batches
 
     def _batch_key(self, group: dict[str, Any], missing: tuple[int, ...]) -> tuple[Any, ...]:
-        return missing, self._keeps_state(group), list(map(id, map(self.state.get, group["params"])))
+        params = group["params"]
+        return missing, self._keeps_state(group), list(map(id, params)), list(map(id, map(self.state.get, params)))
 
     def _keeps_state(self, group: dict[str, Any]) -> bool:
         return True

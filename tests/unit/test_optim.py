@@ -260,6 +260,18 @@ def test_a_parameter_may_get_other_memory_and_another_dtype() -> None:
     assert mine[0].dtype == f64
 
 
+def test_a_group_may_get_other_parameters() -> None:
+    for name in ("SGD", "AdamW"):
+        ours, mine, _, _ = both(name, lr=0.01)
+        train(ours, mine, [0])
+        before = [p.detach().clone() for p in mine]
+        others = parameters(f32)
+        ours.param_groups[0]["params"] = others
+        train(ours, others, [1])
+        assert_equal([p.detach() for p in mine], before)
+        assert not torch.equal(others[0], parameters(f32)[0])
+
+
 def test_sparse_and_complex_are_refused_and_nothing_is_written() -> None:
     mine = parameters(f32, [(3,), (4,)])
     before = [p.detach().clone() for p in mine]
