@@ -136,6 +136,7 @@ class _Batch:
     """The parameters of a group that have a gradient, on one device, and their state.
 
     ``places`` are theirs in the group, ``None`` for all of them; ``steps`` are views of ``counts``, so that one addition counts for all.
+    Of a ``DTensor`` the part on this device is updated, which is looked up at each step.
     """
 
     device: torch.device
@@ -144,6 +145,15 @@ class _Batch:
     states: list[dict[str, Any]]
     steps: list[Tensor]
     counts: Tensor
+    has_shards: bool
+
+    def local(self, tensors: list[Any]) -> list[Tensor]:
+        """The parts on this device of parameters, or of their gradients or states."""
+        return list(map(_part, tensors, self.params)) if self.has_shards else tensors
+
+    def column(self, name: str) -> list[Tensor]:
+        """Entry ``name`` of each state."""
+        return self.local([state[name] for state in self.states])
 
 
 class FusedOptimizer(torch.optim.Optimizer):
@@ -192,7 +202,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         for index, group in enumerate(self.param_groups):
             all_grads = list(map(_grad, group["params"]))
             for batch in self._find_batches(index, group, all_grads):
-                grads = all_grads if batch.places is None else [all_grads[place] for place in batch.places]
+                grads = batch.local(all_grads if batch.places is None else [all_grads[place] for place in batch.places])
                 found_inf = self._scaler_value("found_inf", batch.device)
                 self._update(group, batch, grads, self._scaler_value("grad_scale", batch.device), found_inf)
                 if self._counts_steps:
@@ -239,7 +249,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                     state.setdefault(name, value)
             steps, counts = _gather_steps(states, device) if self._counts_steps else ([], torch.empty(0))
             is_all = len(places) == len(group["params"])
-            batches.append(_Batch(device, None if is_all else tuple(places), params, states, steps, counts))
+            batches.append(_Batch(device, None if is_all else tuple(places), params, states, steps, counts, any(map(_is_shard, params))))
         return batches
 
     def _scaler_value(self, name: str, device: torch.device) -> Tensor | None:
@@ -294,6 +304,19 @@ class FusedOptimizer(torch.optim.Optimizer):
 
 
 _grad = attrgetter("grad")
+
+
+def _is_shard(tensor: Any) -> bool:
+    """Whether it is a ``DTensor``, whose module takes a second to import."""
+    return hasattr(tensor, "to_local")
+
+
+def _part(tensor: Any, p: Any) -> Tensor:
+    """The part of a ``DTensor`` on this device, as the parameter ``p`` is spread; any other tensor itself."""
+    if not _is_shard(tensor):
+        return tensor  # type: ignore[no-any-return]
+    spread = tensor if tensor.placements == p.placements else tensor.redistribute(p.device_mesh, p.placements)
+    return spread.to_local()  # type: ignore[no-any-return]
 
 
 def _is_same_steps(batch: _Batch) -> bool:
@@ -386,12 +409,12 @@ class Adam(FusedOptimizer):
 
     def _update(self, group: dict[str, Any], batch: _Batch, grads: list[Tensor], grad_scale: Any, found_inf: Any) -> None:
         names = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group["amsgrad"] else [])]
-        state = [[state[name] for state in batch.states] for name in names]
+        params, state = batch.local(batch.params), list(map(batch.column, names))
         (beta1, beta2), v_max = map(float, group["betas"]), state[2] if group["amsgrad"] else None
         adam.foreach(
-            batch.params, grads, state[0], state[1], v_max, batch.steps, _number(group["lr"]), beta1, beta2, _log(beta1), _log(beta2),
+            params, grads, state[0], state[1], v_max, batch.steps, _number(group["lr"]), beta1, beta2, _log(beta1), _log(beta2),
             float(group["eps"]), _decay(group["weight_decay"]), group["decoupled_weight_decay"], group["maximize"], grad_scale, found_inf,
-            group["stochastic_rounding"], out=list(zip(batch.params, *state, strict=True)),
+            group["stochastic_rounding"], out=list(zip(params, *state, strict=True)),
         )  # fmt: skip
 
 
@@ -449,8 +472,9 @@ class SGD(FusedOptimizer):
         return {}
 
     def _update(self, group: dict[str, Any], batch: _Batch, grads: list[Tensor], grad_scale: Any, found_inf: Any) -> None:
+        all_params = batch.local(batch.params)
         if not group["momentum"]:
-            self._launch(group, batch.params, grads, None, grad_scale, found_inf, is_first=False)
+            self._launch(group, all_params, grads, None, grad_scale, found_inf, is_first=False)
             return
         buffers = [state.get("momentum_buffer") for state in batch.states]
         fresh = [i for i, buffer in enumerate(buffers) if buffer is None] if type(None) in set(map(type, buffers)) else []
@@ -458,7 +482,7 @@ class SGD(FusedOptimizer):
             buffers[i] = batch.states[i]["momentum_buffer"] = _zeros_like(batch.params[i], group)
         firsts = fresh if group["dampening"] else []  # of zeros, momentum without dampening makes the gradient itself
         for is_first, chosen in ((True, firsts), (False, sorted({*range(len(buffers))} - {*firsts}) if firsts else None)):
-            columns = batch.params, grads, buffers
+            columns = all_params, grads, batch.local(buffers)
             if chosen is None or chosen:
                 params, own, state = columns if chosen is None else ([column[i] for i in chosen] for column in columns)
                 self._launch(group, params, own, state, grad_scale, found_inf, is_first=is_first)
@@ -498,11 +522,11 @@ class Lion(FusedOptimizer):
         return {"exp_avg": _zeros_like(p, group)}
 
     def _update(self, group: dict[str, Any], batch: _Batch, grads: list[Tensor], grad_scale: Any, found_inf: Any) -> None:
-        means = [state["exp_avg"] for state in batch.states]
+        params, means = batch.local(batch.params), batch.column("exp_avg")
         beta1, beta2 = map(float, group["betas"])
         lion.foreach(
-            batch.params, grads, means, _number(group["lr"]), beta1, beta2, _decay(group["weight_decay"]), group["maximize"], grad_scale,
-            found_inf, group["stochastic_rounding"], out=list(zip(batch.params, means, strict=True)),
+            params, grads, means, _number(group["lr"]), beta1, beta2, _decay(group["weight_decay"]), group["maximize"], grad_scale,
+            found_inf, group["stochastic_rounding"], out=list(zip(params, means, strict=True)),
         )  # fmt: skip
 
 
@@ -541,8 +565,8 @@ class EMA:
         for place, p in enumerate(self.params):
             by_device.setdefault(p.device, []).append(place)
         for places in by_device.values():
-            averages = [self.averages[place] for place in places]
-            ema.foreach(averages, [self.params[place] for place in places], float(self.decay if decay is None else decay), out=averages)
+            averages, params = ([_part(tensors[place], self.params[place]) for place in places] for tensors in (self.averages, self.params))
+            ema.foreach(averages, params, float(self.decay if decay is None else decay), out=averages)
 
     @torch.no_grad()
     def copy_to(self, params: Iterable[Tensor] | None = None) -> None:

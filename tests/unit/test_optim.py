@@ -8,7 +8,7 @@ import io
 import itertools
 import math
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -512,6 +512,62 @@ def test_cleared_state_begins_anew() -> None:
         train(optimizer, params, range(3, 6))
     assert_close(mine, theirs, bound(theirs))
     assert float(ours.state[mine[0]]["step"]) == 3
+
+
+# ---- parameters spread over devices
+
+
+@pytest.fixture
+def mesh() -> Iterator[Any]:
+    """Two devices, of which this is the first; the other never answers."""
+    from torch.distributed.tensor import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield init_device_mesh("cpu", (2,))
+    torch.distributed.destroy_process_group()
+
+
+def test_the_part_of_a_dtensor_on_this_device_is_updated(mesh: Any) -> None:
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    def spread(t: torch.Tensor, *placements: Any) -> Any:
+        return DTensor.from_local(t, mesh, placements, run_check=False)
+
+    def local(t: Any) -> torch.Tensor:
+        found = t.to_local() if isinstance(t, DTensor) else t
+        assert isinstance(found, torch.Tensor)
+        return found.detach()
+
+    def make() -> list[torch.nn.Parameter]:
+        a, b, c, d = draw([(3, 4), (5,), (7,), (4, 2)], f32, 0)
+        return [torch.nn.Parameter(t) for t in (spread(a, Shard(0)), b, spread(c, Replicate()), spread(d, Shard(1)))]
+
+    def give_spread(params: Any, step: int) -> None:
+        a, b, c, d = draw([(6, 4), (5,), (7,), (4, 2)], f32, 1000 + step)
+        params[0].grad = spread(a, Replicate())  # of which the parameter has the first three rows
+        for p, g in zip(params[1:], (b, spread(c, Replicate()), spread(d, Shard(1))), strict=True):
+            p.grad = g
+
+    for name, arguments in (("AdamW", {"amsgrad": True}), ("SGD", {"momentum": 0.9}), ("SGD", {"momentum": 0.9, "dampening": 0.5})):
+        mine = make()
+        theirs = [torch.nn.Parameter(local(p).clone()) for p in mine]
+        ours, reference = getattr(wl.optim, name)(mine, lr=0.1, **arguments), getattr(torch.optim, name)(theirs, lr=0.1, **arguments)
+        average = wl.optim.EMA(mine, decay=0.5)
+        want = [local(p).clone() for p in mine]
+        for step in range(4):
+            give_spread(mine, step)
+            for p, q in zip(mine, theirs, strict=True):
+                q.grad = local(p.grad)[: len(q)]
+            ours.step()
+            reference.step()
+            average.update()
+            want = [(w + local(p)) / 2 for w, p in zip(want, mine, strict=True)]
+        assert_close(list(map(local, mine)), theirs, 1e-6)
+        assert_close(list(map(local, average.averages)), want, 1e-6)
+        assert all(isinstance(p, DTensor) for p in (mine[0], average.averages[0]))
+        state = ours.state_dict()["state"][0]
+        assert all(isinstance(value, DTensor) == (key != "step") for key, value in state.items())
 
 
 # ---- launches
