@@ -25,7 +25,7 @@ x = torch.randn(256, 20, device=device)
 
 ps = list(model.parameters())
 ms, vs = ([torch.zeros_like(p) for p in ps] for _ in range(2))
-for t in range(1, 51):
+for t in range(1, 21):
     gs = torch.autograd.grad((model(x) - x.sum(1, keepdim=True)).square().mean(), ps)
     with torch.no_grad():
         adamw.foreach(ps, gs, ms, vs, 1e-2, 0.9, 0.999, 1e-8, 0.01, t, out=list(zip(ps, ms, vs, strict=True)))
@@ -36,4 +36,4 @@ for t in range(1, 51):
     reference.step()
 
 difference = max((p - q).abs().max().item() for p, q in zip(ps, peer.parameters(), strict=True))
-print(f"loss after 50 steps: {loss.item():.4f}; largest difference from torch.optim.AdamW: {difference:.1e}")
+print(f"loss after 20 steps: {loss.item():.4f}; largest difference from torch.optim.AdamW: {difference:.1e}")
