@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from wideload import ops
+from wideload import ops, optim
 from wideload.errors import (
     CompileError,
     DeviceError,
@@ -49,6 +49,7 @@ __all__ = [
     "index",
     "linear_index",
     "ops",
+    "optim",
     "random_tensor",
     "roofline",
     "self_test",

@@ -38,6 +38,7 @@ from wideload.lists import (
     split_lists,
     tensors_like,
 )
+from wideload.random import draw_seed
 from wideload.replay import NodeLayout
 from wideload.structure import map_structure
 from wideload.trace import HostResult, NumberArg, TensorArg, TensorResult, Traced, is_traced
@@ -134,7 +135,10 @@ def _leaves(out: Any) -> list[torch.Tensor]:
 
 @dataclass(slots=True, eq=False)
 class ListedCall:
-    """A call whose signature is planned. ``columns`` are the arguments in order, one tensor a member or one for all, then the outputs."""
+    """A call whose signature is planned. ``columns`` are the arguments in order, one tensor a member or one for all, then the outputs.
+
+    ``seeds`` are those of the members that draw, launch by launch.
+    """
 
     f: FusedFunction
     lists: Lists
@@ -143,6 +147,7 @@ class ListedCall:
     columns: list[Sequence[Any] | None]
     outs: list[Sequence[torch.Tensor]] | None
     aliases: tuple[int | None, ...]
+    seeds: torch.Tensor | None = None
 
     def run(self) -> Any:
         """Launch everything; nothing has been written where this raises."""
@@ -187,7 +192,12 @@ class ListedCall:
         def scalars(item: int) -> tuple[Any, ...]:
             return tuple(by_slot[slot][item] if slot in by_slot else value for slot, value in enumerate(base)) if by_slot else base
 
-        return made or [None] * length, [list_arguments(plan, columns, addresses, scalars) for plan in listed.plans]
+        num_seeds = [len(plan.positions) if plan.program.has_draws else 0 for plan in listed.plans]
+        self.seeds = draw_seed(device, sum(num_seeds)) if any(num_seeds) else None
+        starts = itertools.accumulate(num_seeds, initial=0)
+        seeds = [0 if self.seeds is None else self.seeds.data_ptr() + start * self.seeds.itemsize for start in starts]
+        tables = [list_arguments(plan, columns, addresses, scalars, at) for plan, at in zip(listed.plans, seeds, strict=False)]
+        return made or [None] * length, tables
 
     def _addresses(self, column: Sequence[Any] | None) -> Words | None:
         if column is None or not isinstance(column[0], torch.Tensor) or column[0].device != self.first.device:
@@ -277,7 +287,7 @@ def find_listed(f: FusedFunction, lists: Lists, first: Any) -> ListedCall | None
             return None
         listed = f._listed.get((known, keys))
         if listed is None:
-            listed = _plan_listed(f, lists, first, traced, columns, outs)
+            listed = _plan_listed(f, lists, first, traced, columns, outs, aliases)
             if listed.plans and device.type == "cuda":
                 listed.kernels = prepare_lists(listed.plans, device.index)
             f._keep(f._listed, (known, keys), listed)
@@ -309,7 +319,13 @@ def _same_items(columns: Sequence[Any], tensors: Sequence[int], length: int) -> 
 
 
 def _plan_listed(
-    f: FusedFunction, lists: Lists, first: Any, template: Traced, columns: Sequence[Any], outs: list[Sequence[torch.Tensor]] | None
+    f: FusedFunction,
+    lists: Lists,
+    first: Any,
+    template: Traced,
+    columns: Sequence[Any],
+    outs: list[Sequence[torch.Tensor]] | None,
+    aliases: Sequence[int | None],
 ) -> Listed:
     """The launches for lists of one signature."""
     members: list[Member | None] = []
@@ -342,7 +358,7 @@ def _plan_listed(
                 call.tensors,
                 places,
                 own,
-                range(len(columns), len(columns) + len(nodes)),
+                [len(columns) + k if alias is None else alias for k, alias in enumerate(aliases or (None,) * len(nodes))],
                 call.device,
                 numerics=f._options.numerics,
                 fast_math=f._options.fast_math,

@@ -154,9 +154,10 @@ class FusedFunction:
         the same structure, filled in and returned; in place is ``out=`` the very list of the argument. Numbers may be a Python number
         for all, a list of them, or 0-dim tensors, which are read on their device, without a synchronisation.
 
-        Items whose operands do not walk memory in one run, and those with coordinates or random numbers, take a launch each; each draws
-        as its own call does. Raises as a call does; ``LayoutError`` for lists of different lengths, ``OverlapError`` where an output
-        shares memory with another item's. Nothing has been written then.
+        Items whose operands do not walk memory in one run, or whose coordinates and random numbers are not counted along it, take a
+        launch each. Each item that draws has a seed of its own; those that share a launch take theirs at once. Raises as a call does;
+        ``LayoutError`` for lists of different lengths, ``OverlapError`` where an output shares memory with another item's. Nothing has
+        been written then.
 
         >>> import torch, wideload as wl
         >>> scale = wl.fuse(lambda x, s: x * s)

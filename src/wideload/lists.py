@@ -207,7 +207,7 @@ def plan_member(
     ``is_written``: the outputs are the caller's, and may be arguments too; then each element is to be read where it is written.
     """
     pushed, operands, targets = place_call(expr, layouts, tensors, outputs, device)
-    if pushed.walks or any(target.layout != outputs[target.output].layout for target in targets):
+    if any(target.layout != outputs[target.output].layout for target in targets):
         return None
     whole = [NodeLayout(tuple(tensor.shape), tensor.stride()) for tensor in tensors]
     if is_written and any(operand.layout != whole[operand.tensor] for operand in operands):
@@ -215,7 +215,7 @@ def plan_member(
     program = lower_expr(pushed.expr, tuple(Store(t.node, t.dtype) for t in targets), numerics=numerics, fast_math=fast_math)
     if all(0 in target.layout.shape for target in targets):
         return Member(program, (), (), (), 0)
-    chosen = choose_accesses(program, operands, targets)
+    chosen = choose_accesses(program, operands, targets, [pushed.walks[position.walk] for position in program.positions])
     if chosen is None:
         return None
     read = [operands[parameter.operand] for parameter in program.parameters]
@@ -248,7 +248,8 @@ def plan_lists(members: Sequence[Member | None], shared_slots: Callable[[int], b
         program = next(member.program for member in map(members.__getitem__, positions) if member is not None)
         shared_loads = tuple(shared for _, shared in loads)
         shared_scalars = tuple(all(map(shared_slots, _slots_of(parameter.value))) for parameter in program.scalars)
-        variant = list_variant(program, accesses, shared_loads, shared_scalars, len(positions))
+        in_place = _in_place(accesses, [members[position] for position in positions])
+        variant = list_variant(program, accesses, shared_loads, shared_scalars, in_place, len(positions))
         assert variant.table is not None
         for start in range(0, len(positions), variant.table.capacity):
             part = sorted(positions)[start : start + variant.table.capacity]
@@ -272,11 +273,23 @@ def _slots_of(value: HostValue) -> set[int]:
     return set().union(*map(_slots_of, value.args)) if isinstance(value, HostCall) else set()
 
 
+def _in_place(accesses: Sequence[Access], members: Sequence[Any]) -> tuple[int | None, ...]:
+    """For each store of members that are reached alike, the load that begins at the same address."""
+    starts: dict[int, int] = {}
+    for k, access in enumerate(accesses):
+        places = {member.loads[k] for member in members}
+        (column, offset_bytes, is_shared), *others = places
+        if access == "vector" and not (others or offset_bytes or is_shared):
+            starts[column] = k
+    return tuple(map(starts.get, members[0].stores))
+
+
 def _plan_part(program: Program, variant: Variant, positions: Sequence[int], members: Sequence[Any]) -> ListPlan:
     words = table_words(program, variant)
     template = np.zeros(sum(words[-1]), np.int64)
     sizes = tuple(member.num_elements for member in members)
-    at, _ = words[len(program.parameters) + len(program.results)]
+    assert variant.table is not None
+    at, _ = words[len(program.parameters) + variant.table.in_place.count(None)]
     template[at : at + len(sizes)] = sizes
     columns = [column for column, *_ in members[0].loads]
     offsets = [np.array([member.loads[k][1] for member in members], np.int64) for k in range(len(columns))]
@@ -309,11 +322,15 @@ def gather_addresses(tensors: Sequence[torch.Tensor]) -> Words:
 
 
 def list_arguments(
-    plan: ListPlan, columns: Sequence[Sequence[torch.Tensor]], addresses: Sequence[Words | None], scalars: Callable[[int], tuple[Any, ...]]
+    plan: ListPlan,
+    columns: Sequence[Sequence[torch.Tensor]],
+    addresses: Sequence[Words | None],
+    scalars: Callable[[int], tuple[Any, ...]],
+    seeds: int = 0,
 ) -> Words:
     """The table of one launch. ``columns`` have a tensor a member, or one for all; ``addresses`` theirs, ``None`` on the host.
 
-    ``scalars`` are the runtime scalars of a member. Raises as ``scalar_argument`` does.
+    ``scalars`` are the runtime scalars of a member, ``seeds`` the address of one seed a member. Raises as ``scalar_argument`` does.
     """
     program, table, words = plan.program, plan.variant.table, plan.template.copy()
     assert table is not None
@@ -330,16 +347,19 @@ def list_arguments(
             assert found is not None
             values = found[:1] + offsets[:1] if is_shared else found[plan.positions] + offsets
             words[at : at + len(values)] = values
-    for column in plan.stores:
-        at, _ = next(places)
-        found = addresses[column]
-        assert found is not None
-        words[at : at + len(plan.positions)] = found[plan.positions]
+    for column, load in zip(plan.stores, table.in_place, strict=True):
+        if load is None:
+            at, _ = next(places)
+            found = addresses[column]
+            assert found is not None
+            words[at : at + len(plan.positions)] = found[plan.positions]
     next(places)  # the element counts are in the template
     for scalar, is_shared in zip(program.scalars, table.shared_scalars, strict=True):
         at, _ = next(places)
         positions = plan.positions[:1] if is_shared else plan.positions
         _put_numbers(words, at, [scalar_argument(scalar, scalars(position)) for position in positions], scalar.kind is not int)
+    for at, _ in places:
+        words[at] = seeds
     return words
 
 

@@ -188,13 +188,15 @@ class Tile:
 class Table:
     """What a ``foreach`` kernel gets by value: of each operand and number an entry for each of ``capacity`` tensors, or one for all.
 
-    ``shared_loads`` and ``shared_scalars`` say which of the program's have one for all. A thread computes ``accesses`` accesses.
+    ``shared_loads`` and ``shared_scalars`` say which of the program's have one for all, ``in_place`` of each result which load's entry it
+    is stored by, if any. A thread computes ``accesses`` accesses.
     """
 
     capacity: int
     accesses: int
     shared_loads: tuple[bool, ...]
     shared_scalars: tuple[bool, ...]
+    in_place: tuple[int | None, ...]
 
 
 @dataclass(frozen=True)

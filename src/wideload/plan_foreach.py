@@ -13,7 +13,8 @@ import numpy.typing as npt
 from wideload.dtypes import ScalarType
 from wideload.layout import build_space, expand_strides
 from wideload.lower import Program
-from wideload.plan import ACCESS_BYTES, Access, Operand, Table, Target, Variant
+from wideload.plan import ACCESS_BYTES, Access, Operand, Pace, Table, Target, Variant
+from wideload.views import View
 
 __all__ = ["WORD_BYTES", "choose_accesses", "chunk_map", "chunk_size", "list_variant", "table_words"]
 
@@ -35,12 +36,14 @@ PARAMETER_BYTES = (4096, 32764)
 A short list passes the smaller table, which the driver copies at every launch."""
 
 
-def choose_accesses(program: Program, operands: Sequence[Operand], targets: Sequence[Target]) -> tuple[tuple[Access, ...], int] | None:
+def choose_accesses(
+    program: Program, operands: Sequence[Operand], targets: Sequence[Target], walks: Sequence[View] = ()
+) -> tuple[tuple[Access, ...], int] | None:
     """How a foreach kernel reaches each parameter of one member, and the member's number of elements.
 
-    ``None`` where an operand does not walk memory in one run (or is one element), or a complex number comes by value, which no word of a
-    table holds: such a member needs a kernel of its own. With a single element, a run and one element are the same, and all are called a
-    run.
+    ``None`` where an operand does not walk memory in one run (or is one element), a position (of ``walks``) does not count along it, or a
+    complex number comes by value, which no word of a table holds: such a member needs a kernel of its own. With a single element, a run
+    and one element are the same, and all are called a run.
     """
     loads = [operands[parameter.operand] for parameter in program.parameters]
     by_value = [p.type.kind for p, load in zip(program.parameters, loads, strict=True) if load.on_host]
@@ -52,8 +55,9 @@ def choose_accesses(program: Program, operands: Sequence[Operand], targets: Sequ
     on_device = [load for load in loads if not load.on_host]
     layouts = [*(load.layout for load in on_device), *(target.layout for target in targets)]
     strides = [expand_strides(layout.shape, layout.strides, shape) for layout in layouts]
-    space = build_space(shape, strides, outputs=range(len(on_device), len(strides)))
-    if len(space.dims) > 1:
+    strides += [expand_strides(walk.shape, walk.strides, shape) for walk in walks]
+    space = build_space(shape, strides, outputs=range(len(on_device), len(layouts)))
+    if len(space.dims) > 1 or any(walk.offset for walk in walks):
         return None
     steps = [dim_strides for dim in space.dims for dim_strides in dim.strides] or [1] * len(strides)
     if any(step > 1 for step in steps) or any(step != 1 for step in steps[len(on_device) :]):
@@ -64,7 +68,12 @@ def choose_accesses(program: Program, operands: Sequence[Operand], targets: Sequ
 
 
 def list_variant(
-    program: Program, accesses: tuple[Access, ...], shared_loads: tuple[bool, ...], shared_scalars: tuple[bool, ...], num_members: int
+    program: Program,
+    accesses: tuple[Access, ...],
+    shared_loads: tuple[bool, ...],
+    shared_scalars: tuple[bool, ...],
+    in_place: tuple[int | None, ...],
+    num_members: int,
 ) -> Variant:
     """The kernel for members of one program that are reached alike; a longer list than its capacity takes several launches."""
     types: list[ScalarType] = [p.type for p, access in zip(program.parameters, accesses, strict=True) if access == "vector"]
@@ -72,20 +81,22 @@ def list_variant(
     per_access = ACCESS_BYTES // widest
     num_accesses = 1 if sum(t.itemsize for t in types) * per_access >= ENOUGH_BYTES else 2
     shared = (*shared_loads, *shared_scalars)
-    num_shared, num_own = sum(shared), len(shared) - sum(shared) + len(program.results) + 1
+    num_shared, num_own = sum(shared) + program.has_draws, len(shared) - sum(shared) + in_place.count(None) + 1
     rooms = [((nbytes - CHUNK_BYTES) // WORD_BYTES - num_shared) // num_own for nbytes in PARAMETER_BYTES]
     capacity = next((room for room in rooms if room >= num_members), rooms[-1])
-    table = Table(capacity, num_accesses, shared_loads, shared_scalars)
+    table = Table(capacity, num_accesses, shared_loads, shared_scalars, in_place)
     stores: tuple[Access, ...] = tuple("vector" for _ in program.results)
-    return Variant("foreach", accesses, stores, per_access * num_accesses, 1, 64, True, FOREACH_THREADS, table=table)
+    paces = (Pace("run", 64),) * len(program.positions)
+    return Variant("foreach", accesses, stores, per_access * num_accesses, 1, 64, True, FOREACH_THREADS, paces=paces, table=table)
 
 
 def table_words(program: Program, variant: Variant) -> list[tuple[int, int]]:
-    """(first word, number of words) of each entry of the table: loads, stores, the element count, numbers."""
+    """(first word, number of words) of each entry: loads, stores that are no load's, the element count, numbers, the members' seeds."""
     table = variant.table
     assert table is not None
     words, at = [], 0
-    for is_shared in (*table.shared_loads, *(False for _ in program.results), False, *table.shared_scalars):
+    seeds = (True,) * program.has_draws
+    for is_shared in (*table.shared_loads, *(False for load in table.in_place if load is None), False, *table.shared_scalars, *seeds):
         count = 1 if is_shared else table.capacity
         words.append((at, count))
         at += count

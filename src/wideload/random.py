@@ -25,9 +25,9 @@ _WEYL = 0x9E3779B9, 0xBB67AE85
 _LOW = 0xFFFFFFFF
 
 
-def draw_seed(device: torch.device) -> torch.Tensor:
-    """One int64 from torch's generator of ``device``, in memory there: a replayed CUDA graph draws another."""
-    return torch.randint(-(2**63), 2**63 - 1, (1,), device=device)
+def draw_seed(device: torch.device, count: int = 1) -> torch.Tensor:
+    """``count`` int64s from torch's generator of ``device``, in memory there: a replayed CUDA graph draws others."""
+    return torch.randint(-(2**63), 2**63 - 1, (count,), device=device)
 
 
 def draw_integers(seed: torch.Tensor, stream: int, bits: int, shape: Sequence[int]) -> torch.Tensor:

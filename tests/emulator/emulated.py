@@ -59,7 +59,7 @@ def run_lists_emulated(f: FusedFunction, *args: Any, out: Any = None, approx: Ap
         chunks = torch.from_numpy(chunk_map(plan.variant, plan.sizes))
         grid, block = (len(chunks), 1, 1), (plan.variant.threads, 1, 1)
         source = emit_kernel(plan.program, plan.variant)
-        run_on(build(source), plan.name, grid, block, [_words(plan, table, columns), chunks], outputs=written, approx=approx)
+        run_on(build(source), plan.name, grid, block, [_words(plan, table, columns, call.seeds), chunks], outputs=written, approx=approx)
     own: dict[int, Any] = {}
     for item in call.listed.others:
         item_args, item_kwargs = lists.at(item)
@@ -70,7 +70,7 @@ def run_lists_emulated(f: FusedFunction, *args: Any, out: Any = None, approx: Ap
     return [own[item] if tensors is None else call._result(item, tensors) for item, tensors in enumerate(made)], len(plans)
 
 
-def _words(plan: ListPlan, table: Words, columns: list[Any]) -> list[torch.Tensor | int | float]:
+def _words(plan: ListPlan, table: Words, columns: list[Any], seeds: torch.Tensor | None) -> list[torch.Tensor | int | float]:
     """The table's words, with the tensor in the place of each address: the very words that the launcher filled in."""
     words: list[Any] = table.tolist()
     doubles = table.view(np.float64).tolist()
@@ -87,15 +87,19 @@ def _words(plan: ListPlan, table: Words, columns: list[Any]) -> list[torch.Tenso
             tensor = columns[column][plan.positions[slot] if len(columns[column]) > 1 else 0]
             if access != "value":
                 address(at + slot, tensor)
-    for column in plan.stores:
-        at, _ = next(places)
-        for slot, position in enumerate(plan.positions):
+    assert plan.variant.table is not None
+    for column, load in zip(plan.stores, plan.variant.table.in_place, strict=True):
+        at, _ = next(places) if load is None else (0, 0)
+        for slot, position in enumerate(plan.positions if load is None else ()):
             address(at + slot, columns[column][position])
     next(places)
     for scalar in plan.program.scalars:
         at, count = next(places)
         if scalar.kind is not int:
             words[at : at + count] = doubles[at : at + count]
+    for at, _ in places:
+        assert seeds is not None
+        address(at, seeds)
     return words
 
 

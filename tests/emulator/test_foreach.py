@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import wideload as wl
 from tests.emulator.emulated import run_lists_emulated
 from tests.emulator.emulator import EmulatorError, Memory, Pointer, Struct, build
+from wideload import foreach as foreach_module
+from wideload import reference as reference_module
 from wideload.emit.kernel import emit_kernel
 from wideload.foreach import ListedCall, find_listed
 from wideload.lists import split_lists
+from wideload.optim import round_stochastically
 
 bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 i8, i32, i64, u8 = torch.int8, torch.int32, torch.int64, torch.uint8
@@ -134,19 +139,89 @@ def test_items_that_are_no_run_take_kernels_of_their_own() -> None:
     assert_same(outs, want)
 
 
-def test_items_with_coordinates_or_draws_take_kernels_of_their_own() -> None:
-    xs = [torch.ones(5), torch.ones(0), torch.ones(3, 4)]
+SEEDS = torch.tensor([17, -(2**63), 2**62 + 5, 3, 2**40, -1, 8, 9])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, f32, torch.float64], ids=str)
+def test_items_that_draw_share_a_launch_and_each_has_its_seed(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers of an item are those of a call of its own with that seed, whatever its address and its place in the list."""
+    noisy = wl.fuse(lambda x: (x + torch.rand_like(x), F.dropout(x, 0.25)), name="noisy")
+    cases = [(3, 0), (0, 0), (4100, 1), (1, 5), (2049, 3), (64, 0)]
+    xs = [ramp(n, dtype, 0, offset) for n, offset in cases]
+    outs = [(ramp(n, dtype, 0, (3 * offset + 1) % 8), ramp(n, dtype, 0, 2)) for n, offset in cases]
+    monkeypatch.setattr(foreach_module, "draw_seed", lambda device, count: SEEDS[:count].clone())
+    _, launches = run_lists_emulated(noisy, xs, out=outs)
+    assert launches == 1
+    seeds = iter(SEEDS)
+    for x, got in zip(xs, outs, strict=True):
+        if x.numel():
+            seed = next(seeds).view(1)
+            monkeypatch.setattr(reference_module, "draw_seed", lambda device, seed=seed: seed)
+            assert_same(list(got), list(noisy(x)))
+    assert next(seeds) == SEEDS[5]
+
+
+def test_stochastic_rounding_is_the_reference_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounded = wl.fuse(round_stochastically, name="rounded")
+    bits = torch.arange(0, 2**31 - 2**23, 2**31 // 6007, dtype=torch.int64).to(torch.int32)
+    edges = (torch.arange(1, 255, dtype=torch.int32)[:, None] * 2**23 + torch.tensor([-65537, -32768, -1, 0, 1, 32768])).flatten()
+    x = torch.cat([bits, edges.to(torch.int32)]).view(f32)
+    x = torch.cat([x, -x, torch.tensor([0.0, -0.0, float("inf"), -float("inf")])])
+    monkeypatch.setattr(foreach_module, "draw_seed", lambda device, count: SEEDS[:count].clone())
+    (got,), launches = run_lists_emulated(rounded, [x])
+    assert launches == 1
+    monkeypatch.setattr(reference_module, "draw_seed", lambda device: SEEDS[:1])
+    want = rounded(x)
+    assert torch.equal(got.view(torch.int16), want.view(torch.int16))
+    assert (want.float() > x).float().mean() > 0.4  # up as often as down
+
+
+@pytest.mark.parametrize("dtype", [f32, bf16, f64], ids=str)
+@pytest.mark.parametrize("found", [None, 0.0, 1.0])
+def test_a_step_of_adam_in_place(dtype: torch.dtype, found: float | None) -> None:
+    """Each thread reads all of an element before it writes any; a step that is skipped leaves every bit."""
+    sizes = [(3, 0), (0, 0), (4100, 1), (1, 5), (2049, 3), (64, 0)]
+    scale, found_inf = (None, None) if found is None else (torch.tensor(8.0), torch.tensor(found))
+
+    def columns() -> list[list[torch.Tensor]]:
+        ps, gs, ms, vs, most = ([ramp(n, dtype, k, (offset + k) % 8) / 8 for n, offset in sizes] for k in range(5))
+        return [ps, gs, ms, vs, most, [torch.tensor(float(k)) for k in range(len(sizes))]]
+
+    numbers = 0.25, 0.75, 0.5, math.log(0.75), math.log(0.5), 1e-3, 0.125, True, True, scale, found_inf, False
+    mine, theirs = columns(), columns()
+    results = [list(zip(c[0], c[2], c[3], c[4], strict=True)) for c in (mine, theirs)]
+    before = columns()
+    _, launches = run_lists_emulated(wl.optim.adam, *mine, *numbers, out=results[0])
+    wl.optim.adam.foreach(*theirs, *numbers, out=results[1])
+    assert launches == 1
+    for column, want, old in zip(mine, theirs, before, strict=True):
+        for a, b, c in zip(column, want, old, strict=True):
+            torch.testing.assert_close(a, b, rtol=4 * torch.finfo(a.dtype).eps, atol=1e-6 if dtype == f32 else 1e-9, equal_nan=True)
+            assert not found or torch.equal(a, c)
+    assert found or not torch.equal(mine[0][2], before[0][2])
+
+
+def test_coordinates_count_along_each_item() -> None:
+    xs = [torch.ones(5), torch.ones(0), torch.ones(3, 4), torch.ones(70, 30), torch.ones(())]
     counted = wl.fuse(lambda x: x + wl.linear_index(), name="counted")
     got, launches = run_lists_emulated(counted, xs)
-    assert launches == 0
+    assert launches == 1
     assert_same(got, [torch.arange(x.numel()).view(x.shape) + 1.0 for x in xs])
-    drawn = wl.fuse(lambda x: torch.rand_like(x), name="drawn")
-    torch.manual_seed(5)
-    got, launches = run_lists_emulated(drawn, xs)
+
+
+def test_positions_that_are_not_counted_along_memory_take_kernels_of_their_own() -> None:
+    xs = [torch.ones(4, 3).t(), torch.ones(3, 4)]
+    for f, want in (
+        (wl.fuse(lambda x: x + wl.index(0), name="rows"), torch.arange(3.0)[:, None].expand(3, 4) + 1),
+        (wl.fuse(lambda x: x + wl.linear_index(), name="turned"), torch.arange(12.0).view(3, 4) + 1),
+    ):
+        got, launches = run_lists_emulated(f, xs)
+        assert launches == (0 if f.__name__ == "rows" else 1)  # of which the transposed item is no part
+        assert_same(got, [want.t().contiguous().t(), want])
+    later = wl.fuse(lambda x: (x + wl.linear_index())[2:], name="later")
+    got, launches = run_lists_emulated(later, [torch.ones(5)])
     assert launches == 0
-    torch.manual_seed(5)
-    assert_same(got, [drawn(x) for x in xs])  # by torch's operators: a seed an item
-    assert not torch.equal(got[0], got[2].view(-1)[:5])
+    assert_same(got, [torch.arange(2.0, 5) + 1])
 
 
 def test_in_place_also_through_another_view_of_the_same_memory() -> None:

@@ -44,6 +44,11 @@ def decay(weight: Any, grad: Any, lr: Any) -> Any:
     return weight * (1 - lr * 0.1) - lr * grad
 
 
+@wl.fuse
+def noisy_decay(weight: Any, grad: Any, lr: Any) -> Any:
+    return weight * (1 - lr * 0.1) - lr * grad + torch.rand_like(weight, dtype=f32) * 0.01
+
+
 @wl.fuse(numerics="eager")
 def rounded(x: Any, y: Any) -> Any:
     return torch.where(x > y, x * 2 + y, x / 3)
@@ -87,17 +92,19 @@ KERNELS: dict[str, Callable[[], Any]] = {
 }
 
 
-LISTS: dict[str, tuple[wl.FusedFunction, tuple[Any, ...]]] = {
-    "foreach_several_results": (moments, ([torch.zeros(8)], [torch.zeros(8)], [torch.zeros(8)], 0.9)),
-    "foreach_each_number": (shifted_gelu, ([torch.zeros(8, dtype=bf16)], [torch.tensor(1.0)], [2.0])),
+LISTED = [torch.zeros(8, dtype=bf16)]
+LISTS: dict[str, tuple[wl.FusedFunction, tuple[Any, ...], Any]] = {
+    "foreach_several_results": (moments, ([torch.zeros(8)], [torch.zeros(8)], [torch.zeros(8)], 0.9), None),
+    "foreach_in_place": (noisy_decay, (LISTED, [torch.zeros(8, dtype=bf16)], 0.01), LISTED),
+    "foreach_each_number": (shifted_gelu, ([torch.zeros(8, dtype=bf16)], [torch.tensor(1.0)], [2.0]), None),
 }
 
 
 def generate(name: str) -> tuple[str, str, str]:
     """The kernel's name, the prelude and the code below it."""
     if name in LISTS:
-        f, args = LISTS[name]
-        lists = split_lists(name, (), args, {}, None)
+        f, args, out = LISTS[name]
+        lists = split_lists(name, (), args, {}, out)
         call = find_listed(f, lists, f._bind(*lists.at(0)))
         assert call is not None
         (plan,) = call.listed.plans or ()

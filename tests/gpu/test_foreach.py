@@ -126,6 +126,29 @@ def test_on_another_stream_with_lists_of_one_signature() -> None:
         assert_same(mine, theirs)
 
 
+def test_items_that_draw_share_a_launch_and_draw_their_own() -> None:
+    noise = wl.fuse(lambda x: torch.rand_like(x), name="noise")
+    room = random(300_001, dtype=torch.float32)
+    xs = [room[1:], room[:100_000], room[:0], room[:77].view(7, 11), room[:100_000]]
+    torch.manual_seed(5)
+    first, second = noise.foreach(xs), noise.foreach(xs)
+    torch.manual_seed(5)
+    for got, again, other in zip(noise.foreach(xs), first, second, strict=True):
+        assert_same(got, again)
+        assert not got.numel() or not torch.equal(got, other)
+    assert not torch.equal(first[1], first[4])
+    assert abs(float(first[0].double().mean()) - 0.5) < 5 * (1 / 12 / 300_000) ** 0.5
+    outs = [torch.zeros_like(x) for x in xs]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        noise.foreach(xs, out=outs)
+    graph.replay()
+    kept = [out.clone() for out in outs]
+    graph.replay()
+    assert not torch.equal(outs[0], kept[0])
+    assert not torch.equal(outs[0][:100_000], outs[1])
+
+
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 def test_a_graph_replays_with_new_contents_and_outlives_the_function() -> None:
     f = wl.fuse(lambda x, y: x * 2 + y, name="replayed")

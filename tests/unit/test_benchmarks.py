@@ -17,10 +17,11 @@ import torch
 
 import dense
 import layouts
+import optimizers
 import ruler
 import table
 import wideload as wl
-from table import BesideTime, Build, Case, Draw, Row, count_sectors, count_steps, format_table
+from table import NOT_BEHIND, BesideTime, Build, Case, Draw, Row, count_sectors, count_steps, format_table
 from wideload.errors import DeviceError, LayoutError
 from wideload.measure import BenchResult, Contender, unique_bytes
 from wideload.measure.environment import GpuState, read_environment
@@ -529,3 +530,93 @@ def test_the_ruler_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert ruler.main([]) == 2
     assert "CUDA" in capsys.readouterr().err
+
+
+# ---- optimizers
+
+
+def adam_row(**changes: Any) -> optimizers.Row:
+    """700 bytes, which the wall moves in 100 us, and wideload too; torch's fused takes 130, and the host as long for both."""
+    ceiling = Ceiling(Mix(4, 3), 700, 100.0, "direct 1x256", (100.0,), {"direct 1x256": 100.0})
+    times = {"wideload": [100.0], "torch fused": [130.0], "torch foreach": [400.0]}
+    figures: dict[str, Any] = {"samples_us": times, "host_us": {"wideload": 900.0, "torch fused": 900.0}, "wall_goal": 0.97}
+    base = {"case": "case", "num_tensors": 1, "num_elements": 25, "nbytes": (400, 300), "ceiling": ceiling, "excess": 0.5, "not_run": {}}
+    return optimizers.Row(**{**base, **figures, **changes})
+
+
+def adam_times(wideload_us: float, fused_us: float = 1000.0) -> dict[str, Any]:
+    return {"samples_us": {"wideload": [wideload_us], "torch fused": [fused_us]}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({}, "PASS"),
+        (adam_times(103.0), "PASS"),
+        (adam_times(103.2), "short: 0.969 of the wall"),
+        (adam_times(100.0, 124.0), "short: 1.24 times as fast as torch fused"),
+        ({"host_us": {"wideload": 920.0, "torch fused": 900.0}}, "short: the host takes 1.02 times as long as for torch fused"),
+        (adam_times(98.0), "FAULT of the measurement: 1.020 of the wall"),
+        ({**adam_times(300.0, 299.0), "wall_goal": None}, "PASS"),
+        ({**adam_times(300.0, 280.0), "wall_goal": None}, "short: 0.93 times as fast as torch fused"),
+        ({"samples_us": {"wideload": [100.0]}, "host_us": {"wideload": 900.0}}, "PASS"),  # torch has no such state
+        ({"excess": 1.5}, "WRONG: 1.5 times the difference that is allowed"),
+        ({"excess": math.nan}, "WRONG: nan times the difference that is allowed"),
+    ],
+)
+def test_verdicts_of_optimizers(changes: dict[str, Any], verdict: str) -> None:
+    assert adam_row(**changes).verdict == verdict
+    assert verdict in optimizers.format_table([adam_row(**changes)])
+
+
+def test_the_parameters_of_the_optimizers() -> None:
+    by_dtype = {case.name: case for case in optimizers.CASES}
+    model, halves, mixed, small = by_dtype.values()
+    assert (len(model.shapes), len(small.shapes), small.num_elements) == (424, 1000, 1_000_000)
+    assert 198e6 < model.num_elements < 202e6
+    n = model.num_elements
+    assert (model.nbytes, halves.nbytes, mixed.nbytes) == ((16 * n, 12 * n), (8 * n, 6 * n), (12 * n, 10 * n))
+    assert [case.wall_goal for case in by_dtype.values()] == [0.97, 0.97, 0.97, None]
+    assert (optimizers.FASTER_THAN_FUSED, NOT_BEHIND) == (1.25, 1.01)
+
+
+@pytest.mark.parametrize("case", optimizers.CASES, ids=lambda case: case.name)
+def test_optimizers_are_checked(case: optimizers.Case) -> None:
+    small = dataclasses.replace(case, shapes=((30, 7), (5,), (1,)))
+    contenders = optimizers.make_contenders(small, Draw(CPU))
+    assert set(contenders) == ({"wideload"} if case.state_dtype else {"wideload", "torch fused", "torch foreach"})
+    assert 0 <= optimizers.find_excess(small, contenders) <= 1
+    for fault in ({"lr": 1.05 * optimizers.LR}, {"eps": 0.1}):
+        wrong = optimizers.make_contenders(small, Draw(CPU))
+        wrong["wideload"].optimizer.param_groups[0].update(fault)
+        assert optimizers.find_excess(small, wrong) > 1 or case.dtype == bf16  # which a small update hardly moves
+    wrong["wideload"].params[2].data.fill_(math.nan)
+    assert optimizers.find_excess(small, wrong) == math.inf
+
+
+def test_a_run_of_the_optimizers(
+    simulated: list[tuple[Mix, int]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("time_cold", "prepare_movers", "find_device"):
+        monkeypatch.setattr(optimizers, name, getattr(table, name))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    cases = [dataclasses.replace(case, shapes=((8, 4), (3,))) for case in optimizers.CASES[:3]]
+    monkeypatch.setattr(optimizers, "CASES", cases)
+    path = tmp_path / "optimizers.json"
+    assert optimizers.main(["--samples", "2", "--json", str(path)]) == 1
+    written = json.loads(path.read_text())
+    assert written["failed"] == {}
+    assert simulated[0] == (Mix(4, 3), 35 * 28)
+    assert [set(row["samples_us"]) for row in written["rows"]] == [{"wideload", "torch fused", "torch foreach"}] * 2 + [{"wideload"}]
+    assert all(row["excess"] <= 1 for row in written["rows"])
+    assert len(capsys.readouterr().out.splitlines()) == 3 + 2 * 3
+
+    def exposed(calls: Mapping[str, Any], *others: Any) -> Any:
+        if "torch foreach" in calls:
+            raise DeviceError("torch foreach: the GPU was idle")
+        return table.time_cold(calls, *others)
+
+    monkeypatch.setattr(optimizers, "time_cold", exposed)
+    optimizers.main(["--samples", "2", "--only", "float32"])
+    assert "torch foreach not timed: torch foreach: the GPU was idle" in capsys.readouterr().out

@@ -56,9 +56,11 @@ def test_a_complex_number_by_value_needs_a_kernel_of_its_own(form: str) -> None:
     assert found == ((("vector", "uniform"), 4) if form == "on the device" else None)
 
 
-def variant(num_inputs: int, num_members: int, dtype: torch.dtype = f32, shared: tuple[bool, ...] | None = None) -> Variant:
-    loads = ("vector",) * num_inputs
-    return list_variant(program_of(num_inputs, dtype), loads, shared or (False,) * num_inputs, (), num_members)  # type: ignore[arg-type]
+def variant(
+    num_inputs: int, num_members: int, dtype: torch.dtype = f32, shared: tuple[bool, ...] | None = None, in_place: int | None = None
+) -> Variant:
+    program, loads = program_of(num_inputs, dtype), ("vector",) * num_inputs
+    return list_variant(program, loads, shared or (False,) * num_inputs, (), (in_place,), num_members)  # type: ignore[arg-type]
 
 
 def test_the_table_is_the_smallest_that_holds_the_list() -> None:
@@ -71,6 +73,9 @@ def test_the_table_is_the_smallest_that_holds_the_list() -> None:
     table = variant(2, 1, shared=(False, True)).table
     assert table is not None
     assert table.capacity == (4096 - 8 - 8) // 8 // 3
+    table = variant(2, 5000, in_place=1).table  # the output by the second input's pointer
+    assert table is not None
+    assert table.capacity == (32764 - 8) // 8 // 3
 
 
 def test_words_of_the_table_follow_one_another_and_fit_the_parameters() -> None:
@@ -80,8 +85,15 @@ def test_words_of_the_table_follow_one_another_and_fit_the_parameters() -> None:
         capacity = chosen.table.capacity
         words = table_words(program_of(2), chosen)
         assert words == [(0, 1), (1, capacity), (1 + capacity, capacity), (1 + 2 * capacity, capacity)]
+        assert table_words(program_of(2), variant(2, num_members, in_place=0))[2:] == [(2 * (room := _room(num_members)), room)]
         nbytes = 8 * sum(words[-1]) + 8
         assert (4096 if num_members == 1 else 32764) - 8 * 3 < nbytes <= (4096 if num_members == 1 else 32764)
+
+
+def _room(num_members: int) -> int:
+    table = variant(2, num_members, in_place=0).table
+    assert table is not None
+    return table.capacity
 
 
 @pytest.mark.parametrize(("num_inputs", "dtype", "count"), [(1, f32, 2), (2, bf16, 2), (3, f32, 1), (4, f32, 1), (1, f64, 2)])

@@ -7,6 +7,7 @@ A block looks at the addresses itself: aligned tensors take whole accesses, othe
 from __future__ import annotations
 
 from wideload.emit.element import element_call
+from wideload.emit.positions import position_type
 from wideload.emit.text import indented, unrolled
 from wideload.lower import Program
 from wideload.plan import Variant
@@ -31,28 +32,34 @@ def emit_foreach(program: Program, variant: Variant) -> str:
         return f"lists_data.{member}" if is_shared else f"lists_data.{member}[slot]"
 
     members, body = [], []
-    for p, access, is_shared in loads:
+    for k, (p, access, is_shared) in enumerate(loads):
         if access == "value":
             members.append(entry(f"{'double' if p.type.kind == 'float' else 'long long'} {p.name}_value", is_shared))
             body.append(f"const {p.type.compute} {p.name} = convert<{p.type.compute}>({value(f'{p.name}_value', is_shared)});")
         else:
-            members.append(entry(f"const {p.type.storage}* {p.name}_data", is_shared))
+            members.append(entry(f"{'' if k in table.in_place else 'const '}{p.type.storage}* {p.name}_data", is_shared))
             pointer = value(f"{p.name}_data", is_shared)
             if access == "uniform":
                 body.append(f"const {p.type.compute} {p.name} = widen(*{pointer});")
             else:
                 body.append(f"const {p.type.storage}* const {p.name}_data = {pointer};")
-    for r in program.results:
-        members.append(entry(f"{r.type.storage}* {r.name}_data", False))
-        body.append(f"{r.type.storage}* const {r.name}_data = {value(f'{r.name}_data', False)};")
+    for r, load in zip(program.results, table.in_place, strict=True):
+        if load is None:
+            members.append(entry(f"{r.type.storage}* {r.name}_data", False))
+        pointer = f"{r.name if load is None else program.parameters[load].name}_data"
+        body.append(f"{r.type.storage}* const {r.name}_data = {value(pointer, False)};")
     members.append(entry("long long n", False))
     for s, is_shared in scalars:
         members.append(entry(f"{s.ctype} {s.name}", is_shared))
         body.append(f"const {s.ctype} {s.name} = {value(s.name, is_shared)};")
+    if program.has_draws:
+        members.append(entry("const long long* seed_data", True))
+        body.append("const unsigned long long seed = (unsigned long long)lists_data.seed_data[slot];")
 
     walked = [*(p.name for p in runs), *(r.name for r in program.results)]
     aligned = [f"is_aligned<{count}>({walker}_data)" for walker in walked]
     operands = [f"widen({p.name}_v[m].get(k))" if access == "vector" else p.name for p, access, _ in loads]
+    operands += [f"{p.name}_v[m].get(k)" for p in program.positions]
     call = element_call(program, operands, [f"{r.name}_v[m][k]" for r in program.results])
     lines = [
         "const vec<int, 2> chunk_v = load_vector<2>(chunks_data + 2ll * blockIdx.x);",
@@ -73,6 +80,13 @@ def emit_foreach(program: Program, variant: Variant) -> str:
         lines += ["} else {  // the ends of a tensor, or addresses that are not aligned"]
         lines += indented(unrolled("m", table.accesses, parts))
         lines += ["}"]
+    counts = []
+    for position, pace in zip(program.positions, variant.paces, strict=True):
+        first, draw = f"({position_type(pace)})(e + m * {step})", position.draw
+        counted = f"count_run<{count}>({first})" if draw is None else f"draw_run<{draw.bits}, {count}>(seed, {draw.stream}, {first})"
+        counts.append(f"{position.name}_v[m] = {counted};")
+        lines.append(f"vec<{position_type(pace) if draw is None else position.ctype}, {count}> {position.name}_v[{table.accesses}];")
+    lines += unrolled("m", table.accesses, counts) if counts else []
     lines += [f"{r.type.compute} {r.name}_v[{table.accesses}][{count}];" for r in program.results]
     lines += unrolled("m", table.accesses, unrolled("k", count, call))
     stores = []
