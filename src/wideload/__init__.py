@@ -17,6 +17,7 @@ from wideload.errors import (
     WideloadError,
 )
 from wideload.fused import FusedFunction, fuse
+from wideload.raw_kernel import RawKernel, raw
 from wideload.trace import index, linear_index
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ __all__ = [
     "LayoutError",
     "OverlapError",
     "RangeError",
+    "RawKernel",
     "Roofline",
     "SelfTest",
     "TraceError",
@@ -50,6 +52,7 @@ __all__ = [
     "linear_index",
     "ops",
     "random_tensor",
+    "raw",
     "roofline",
     "self_test",
 ]

@@ -49,7 +49,7 @@ class Compiler:
         self.asked: list[str] = []
         self._seconds = seconds
 
-    def __call__(self, source: str, *, arch: str, name: str) -> Cubin:
+    def __call__(self, source: str, *, arch: str, name: str, fma: bool = False) -> Cubin:
         self.asked.append(source)
         time.sleep(self._seconds)
         return Cubin(source.encode() + b"\n\0\n", arch, name, 16, 4, 8, 32, 64, log="")
@@ -77,9 +77,9 @@ def test_many_threads_that_ask_at_once_compile_one_kernel_once(monkeypatch: pyte
 def test_several_kernels_are_compiled_side_by_side_and_come_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     together = threading.Barrier(2, timeout=60)
 
-    def compile_beside_another(source: str, *, arch: str, name: str) -> Cubin:
+    def compile_beside_another(source: str, *, arch: str, name: str, fma: bool = False) -> Cubin:
         together.wait()  # passes only if two are here at once
-        return Compiler()(source, arch=arch, name=name)
+        return Compiler()(source, arch=arch, name=name, fma=fma)
 
     monkeypatch.setattr(cache, "compile_cubin", compile_beside_another)
     monkeypatch.setattr(cache.os, "cpu_count", lambda: 2)
@@ -110,7 +110,7 @@ import os, signal, threading, time
 from wideload import cache
 compiling, done = threading.Event(), threading.Event()
 
-def compile_until_told(source, *, arch, name):
+def compile_until_told(source, *, arch, name, fma):
     compiling.set()
     done.wait()
     return cache.Cubin(b"code", arch, name, 1, 0, 0, 0, 0, log="")
