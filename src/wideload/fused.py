@@ -213,11 +213,14 @@ class FusedFunction:
         is_in_place = self._check_outputs(call, traced, layouts, outs)
         return [_output(node, tensor) for node, tensor in zip(traced.expr.outputs, outs, strict=True)], outs, is_in_place
 
-    def explain(self, *args: Any, out: Any = None, target: str | None = None, measure: bool = True, **kwargs: Any) -> Explanation:
+    def explain(
+        self, *args: Any, out: Any = None, target: str | None = None, measure: bool = True, ncu: bool = False, **kwargs: Any
+    ) -> Explanation:
         """How far a call with these arguments is from its bound, and why: bytes, sectors, occupancy, bytes in flight, instructions.
 
         Takes what `plan` takes. Without ``target``, the arguments' own GPU is reckoned with, and ``measure`` adds the time of the
-        call, by ``wl.bench``. Raises as `plan` does; where NVRTC or nvdisasm is missing, what comes of them is left out.
+        call, by ``wl.bench``, and ``ncu`` the hardware counters of Nsight Compute, which runs the kernels in a process of its own.
+        Raises as `plan` does; where NVRTC or nvdisasm is missing, what comes of them is left out.
 
         >>> import torch, wideload as wl
         >>> x = torch.empty(2**28, dtype=torch.bfloat16, device="meta")
@@ -228,6 +231,8 @@ class FusedFunction:
 
         call = self._bind(args, kwargs)
         if target is not None:
+            if ncu:
+                raise DeviceError(f"{self.__name__}.explain: ncu counts on the GPU that is here, not on {target}. Leave out target.")
             figures, time_us = GpuFigures(find_target(target)), None
         else:
             self._check_has_target("explain", call)
@@ -237,9 +242,11 @@ class FusedFunction:
             figures = read_device(call.device)
             measured = bench(self, *args, out=out, **kwargs).subject.time_us if measure else None
             time_us = None if measured is None else measured.median
-        return self._run(call, functools.partial(self._explain_call, call, figures, time_us, out))
+        return self._run(call, functools.partial(self._explain_call, call, figures, time_us, ncu, out))
 
-    def _explain_call(self, call: _Call, figures: GpuFigures, time_us: float | None, out: Any, _: Any, traced: Traced) -> Explanation:
+    def _explain_call(
+        self, call: _Call, figures: GpuFigures, time_us: float | None, ncu: bool, out: Any, _: Any, traced: Traced
+    ) -> Explanation:
         from wideload.analyze.explain import Place, explain_call
 
         layouts = self._layouts(call, traced, "cuda")
@@ -247,7 +254,7 @@ class FusedFunction:
         plan = Plan(self.__name__, figures.target.arch, traced.expr, self._plan(call, traced, layouts, outputs, is_in_place))
         places = [Place(*_address(tensor), on_host=tensor.device != call.device) for tensor in call.tensors]
         fresh = [Place(("result", position), 0) for position in range(len(outputs))]
-        return explain_call(
+        explanation = explain_call(
             self.__name__,
             figures,
             traced.expr,
@@ -257,6 +264,13 @@ class FusedFunction:
             [kernel.build() for kernel in plan.kernels],
             time_us,
         )
+        if not ncu or not plan.kernels:
+            return explanation
+        from wideload.measure.ncu import add_counters
+
+        tensors = with_seed(traced.expr, call.tensors, call.device)
+        written = [_empty(output.layout, output.dtype, torch.device("meta")) for output in outputs] if outs is None else outs
+        return add_counters(explanation, [kernel.relaunch(tensors, written, tuple(call.scalars)) for kernel in plan.kernels])
 
     def _check_has_target(self, method: str, call: _Call) -> None:
         if call.device.type != "cuda":

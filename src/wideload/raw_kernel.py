@@ -175,6 +175,8 @@ class RawKernel:
         from wideload.analyze.handwritten import explain_raw
 
         call = self._bind(args, named, grid, block)
+        if ncu and target is not None:
+            raise DeviceError(f"{self.__name__}.explain: ncu counts on the GPU that is here, not on {target}. Leave out target.")
         time_us = None
         if target is not None:
             figures = GpuFigures(find_target(target))
@@ -282,10 +284,14 @@ class RawKernel:
         return operands
 
     def _with_counters(self, explanation: Explanation, plan: RawPlan, call: _Call) -> Explanation:
-        from wideload.measure.ncu import Replayed, add_counters
+        from wideload.analyze.handwritten import requested_sectors, walk_kernel
+        from wideload.measure.ncu import add_counters
+        from wideload.measure.relaunch import Pointer, Relaunch
 
-        launched = Replayed(plan.name, plan.cubin, call.grid, call.block, self._shared_bytes, call.values)
-        return add_counters(explanation, [launched])
+        walk = walk_kernel(plan.ptx, plan.name, call.grid, call.block, self._operands(call), _numbers(call))
+        arguments = tuple(Pointer(value) if isinstance(value, torch.Tensor) else value for value in call.values)
+        sectors = requested_sectors(walk)
+        return add_counters(explanation, [Relaunch(plan.name, plan.cubin, call.grid, call.block, self._shared_bytes, arguments, sectors)])
 
 
 _META_PITCH = 1 << 42

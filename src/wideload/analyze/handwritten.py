@@ -42,8 +42,9 @@ from wideload.analyze.sectors import SECTOR_BYTES, WARP_SIZE
 from wideload.dtypes import dtype_name
 from wideload.gpus import bytes_in_flight_target
 from wideload.nvrtc import Cubin
+from wideload.sass import parse_sass
 
-__all__ = ["BuiltRaw", "Operand", "explain_raw", "walk_kernel"]
+__all__ = ["BuiltRaw", "Operand", "explain_raw", "requested_sectors", "walk_kernel"]
 
 _ACCESS_BYTES = 16
 """The widest load on every architecture."""
@@ -111,6 +112,12 @@ def walk_kernel(
     """Execute some blocks: ``operands`` and ``numbers`` are the arguments, one of the two for each. The regions are the operands'."""
     arguments = [number if operand is None else operand.address_bytes for operand, number in zip(operands, numbers, strict=True)]
     return walk_ptx(ptx, name, grid, block, arguments, [operand.region for operand in operands if operand])
+
+
+def requested_sectors(walk: Walk) -> tuple[float, float]:
+    """The sectors that all warps' loads and all their stores ask for, each request's by itself; atomics are neither."""
+    loaded, stored = (sum(a.sectors for a in walk.accesses if a.kind == kind and a.space == "global") for kind in ("load", "store"))
+    return loaded, stored
 
 
 def explain_raw(
@@ -266,7 +273,7 @@ def _explain_kernel(
     nominal = nominal_bandwidth(figures)
     little = littles_law_bytes(nominal.value) / sms if nominal and sms else None
     instructions = main_instructions(built.sass, source, name) if built.sass and not walk.has_loops else ()
-    accesses = count_accesses(main_instructions(built.sass, source, name)) if built.sass else ()
+    accesses = count_accesses(instructions or parse_sass(built.sass)) if built.sass else ()
     per_thread: dict[Unit, float] = count_units(instructions, 1) if instructions else dict(walk.units)
     how = "SASS" if instructions else "PTX, executed for some blocks"
     per_element = threads * blocks / num_elements if num_elements else 0.0
