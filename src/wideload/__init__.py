@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from wideload import ops
+from wideload.callables import explain
 from wideload.errors import (
     CompileError,
     DeviceError,
@@ -47,6 +48,7 @@ __all__ = [
     "bench",
     "compare",
     "compare_results",
+    "explain",
     "fuse",
     "index",
     "linear_index",

@@ -252,7 +252,8 @@ class Explanation:
     def _title(self) -> str:
         where = f"{self.gpu} ({self.arch})" if self.gpu else self.arch
         count = len(self.kernels)
-        return f"{self.function} on {where}: {count} kernel{'s' * (count != 1)}, {self.num_elements:,} elements"
+        kernels = f"{count} kernel{'s' * (count != 1)}" if self.kernels or self.eager else "kernels unknown"
+        return f"{self.function} on {where}: {kernels}, {self.num_elements:,} elements"
 
     def __str__(self) -> str:
         parts = [self._title]
@@ -800,7 +801,7 @@ def _sections(e: Explanation) -> list[tuple[str, list[_Row]]]:
                     "minimal": e.minimal,
                     "moved by sectors": e.moved,
                     "efficiency": e.efficiency,
-                    "fused": e.bytes_per_element,
+                    "fused" if e.eager else "an element": e.bytes_per_element,
                     "eager": e.eager.bytes_per_element if e.eager else None,
                 }
             ),
