@@ -179,7 +179,9 @@ def test_all_that_decides_the_cubin_decides_the_entry(monkeypatch: pytest.Monkey
 
     digests.append(decided_by(cache, "_SCHEMA", cache._SCHEMA + 1))
     digests.append(decided_by(cache, "nvrtc_identity", lambda: "nvidia-cuda-nvrtc 99.9"))
-    digests.append(decided_by(cache, "compile_options", lambda **_: {**nvrtc.compile_options(arch="sm_90", name="scale"), "lineinfo": False}))
+    digests.append(
+        decided_by(cache, "compile_options", lambda **_: {**nvrtc.compile_options(arch="sm_90", name="scale"), "lineinfo": False})
+    )
     digests.append(decided_by(wideload, "__version__", "99.9"))
     assert len(set(digests)) == len(digests)
     assert cache._digest(key) == digests[0]

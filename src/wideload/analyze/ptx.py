@@ -131,7 +131,7 @@ def walk_ptx(
     arguments: Sequence[int | float | None],
     regions: Sequence[tuple[int, int]],
 ) -> Walk:
-    """Execute ``kernel`` for the first, the last and some blocks in between.
+    """Execute ``kernel`` for the first, the last and some blocks in between, which stand for those beside them.
 
     ``arguments`` are the kernel's, pointers as byte addresses; None is a number that is not known. ``regions`` are the first address of
     each operand and the one behind its last. Branches on values in memory are taken to fall through, unless they skip a loop (a slow
@@ -244,8 +244,11 @@ def _unsigned(value: _Values) -> npt.NDArray[np.uint64]:
     return value.astype(np.uint64)
 
 
-def _divide(a: _Values, b: _Values) -> _Values:
+def _divide(a: _Values, b: _Values, is_signed: bool) -> _Values:
     safe = np.where(b == 0, 1, b)
+    if not is_signed:
+        whole: _Values = (_unsigned(a) // _unsigned(safe)).astype(np.int64)
+        return whole
     quotient = np.abs(a) // np.abs(safe)
     return np.where((a < 0) != (safe < 0), -quotient, quotient)
 
@@ -262,11 +265,13 @@ def _shift_left(a: _Values, b: _Values, bits: int) -> _Values:
     return np.where(b >= bits, 0, a << np.minimum(np.maximum(b, 0), 63))
 
 
-def _multiply_high(a: _Values, b: _Values, bits: int) -> _Values:
-    if bits <= 32:
-        product = a * b if bits < 32 else (_unsigned(a) * _unsigned(b)).astype(np.int64)
-        return (_unsigned(product) >> np.uint64(bits)).astype(np.int64)
-    return np.array([int(x) * int(y) >> bits for x, y in zip(a, b, strict=True)], dtype=np.int64)
+def _multiply_high(a: _Values, b: _Values, is_signed: bool, bits: int) -> _Values:
+    if bits < 64:
+        product = a * b if is_signed else (_unsigned(a) * _unsigned(b) >> np.uint64(bits)).astype(np.int64)
+        return product >> bits if is_signed else product
+    mask = -1 if is_signed else (1 << 64) - 1
+    high = ((int(x) & mask) * (int(y) & mask) >> 64 for x, y in zip(a, b, strict=True))
+    return np.array([value - (1 << 64) if value >= 1 << 63 else value for value in high], dtype=np.int64)
 
 
 _COMPARE: dict[str, Callable[[_Values, _Values], Any]] = {
@@ -526,7 +531,7 @@ class _Machine:
         if operation in ("mul", "mad"):
             if "wide" in suffixes:
                 result_bits = 2 * bits
-            product = _multiply_high(a, rest[0], bits) if "hi" in suffixes else a * rest[0]
+            product = _multiply_high(a, rest[0], is_signed, bits) if "hi" in suffixes else a * rest[0]
             result = product if operation == "mul" else product + known[2]
         elif operation == "add":
             result = a + rest[0]
@@ -537,7 +542,7 @@ class _Machine:
         elif operation == "abs":
             result = np.abs(a)
         elif operation in ("div", "rem"):
-            quotient = _divide(a, rest[0])
+            quotient = _divide(a, rest[0], is_signed)
             result = quotient if operation == "div" else a - quotient * rest[0]
         elif operation in ("min", "max"):
             result = np.minimum(a, rest[0]) if operation == "min" else np.maximum(a, rest[0])
