@@ -16,7 +16,7 @@ import torch
 
 from wideload.cache import find_cubin
 from wideload.errors import CompileError, DeviceError, LayoutError, RangeError, WideloadError
-from wideload.gpus import find_target, sm_limits
+from wideload.gpus import find_target
 from wideload.launch import LoadedKernel, device_arch
 from wideload.nvrtc import Cubin, compile_ptx
 from wideload.prototype import Parameter, parse_parameters
@@ -36,6 +36,7 @@ THREADS = 256
 """A block where nothing is said: enough warps for any occupancy, and few enough for any SM."""
 _MAX_GRID = (2**31 - 1, 65_535, 65_535)
 _MAX_BLOCK = (1024, 1024, 64)
+_MAX_THREADS = 1024
 """Of every architecture (CUDA C++ Programming Guide, technical specifications)."""
 _MAX_DYNAMIC_SHARED_BYTES = 48 << 10
 """Without asking the driver for more."""
@@ -225,6 +226,10 @@ class RawKernel:
         values = tuple(p.check_tensor(given[p.name]) if p.is_pointer else p.check_number(given[p.name]) for p in self.parameters)
         ordered = [given[name] for name in names]
         threads = _dims("block", self._block if block is None else block, ordered)
+        if math.prod(threads) > _MAX_THREADS or any(not 1 <= size <= most for size, most in zip(threads, _MAX_BLOCK, strict=True)):
+            raise RangeError(
+                f"{self.__name__}: block is {threads}; allowed: at least 1 thread, at most {_MAX_BLOCK}, and {_MAX_THREADS} together"
+            )
         return _Call(values, self._find_grid(values, self._grid if grid is None else grid, threads, ordered), threads)
 
     def _find_grid(self, values: Sequence[Any], wanted: Dims | None, block: Dim3, ordered: Sequence[Any]) -> Dim3:
@@ -243,9 +248,6 @@ class RawKernel:
                 raise RangeError(
                     f"{self.__name__}: grid.{axis} is {size}; allowed: 0 to {most}. Let a thread do more, or use another axis."
                 )
-        limit = sm_limits("sm_90").threads_per_block
-        if math.prod(block) > limit or any(not 1 <= size <= most for size, most in zip(block, _MAX_BLOCK, strict=True)):
-            raise RangeError(f"{self.__name__}: block is {block}; allowed: at least 1 thread, at most {_MAX_BLOCK}, and {limit} together")
         return found
 
     def _device_of(self, call: _Call) -> int:
@@ -318,7 +320,7 @@ def raw(source: str, name: str, *, grid: Dims | None = None, block: Dims = THREA
 
 def _dims(what: str, wanted: Dims, arguments: Sequence[Any]) -> Dim3:
     found = wanted(*arguments) if callable(wanted) else wanted
-    sizes = (found,) if isinstance(found, int) else tuple(found)
+    sizes = tuple(found) if isinstance(found, Sequence) else (found,)
     if not 1 <= len(sizes) <= 3 or not all(isinstance(size, int) for size in sizes):
         raise LayoutError(f"{what} is {found!r}; allowed: one to three ints")
     x, y, z = (*sizes, 1, 1)[:3]
