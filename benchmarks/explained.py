@@ -30,6 +30,11 @@ AGREES_WITHIN = 0.02
 """Of a counter by what was computed."""
 COUNTED = ("DRAM read", "DRAM written", "sectors loaded", "sectors stored")
 EXACT = ("theoretical occupancy", "registers")
+_ROUNDED = 0.01
+"""Percent: ncu prints two digits behind the point."""
+REQUESTED = ("sectors loaded", "sectors stored")
+HANDWRITTEN = ("strided", "structs", "misaligned", "uncoalesced")
+"""The spoilt kernels whose requests are counted too."""
 SIDE = 1 << 15
 N = SIDE * SIDE
 """Floats of a result: 4 GiB, of which the L2 keeps no more than 1.5 % when the kernel ends."""
@@ -66,19 +71,23 @@ LAYOUTS = (
 )
 
 
-def counter_rows(name: str, explanation: Explanation, l2_bytes: float) -> Iterator[Row]:
-    """A row for each counter of the one kernel that has a computed figure beside it."""
+def counter_rows(name: str, explanation: Explanation, l2_bytes: float, labels: Sequence[str] = COUNTED) -> Iterator[Row]:
+    """A row for each counter of the one kernel: ``labels`` within 2 %, `EXACT` equal."""
     (counters,) = explanation.counters
-    for label in COUNTED:
+    for label in (*labels, *EXACT):
+        if label not in counters.counted or label not in counters.computed:
+            yield Row(f"{name}: {label}", "not counted", "a counter", False)
+            continue
         counted, computed = counters.counted[label].value, counters.computed[label].value
+        if label in EXACT:
+            is_equal = abs(counted - computed) <= _ROUNDED
+            yield Row(f"{name}: {label}", f"{computed:g} computed, {counted:g} counted", "equal", is_equal)
+            continue
         # Written bytes that are still in the L2 when the kernel ends are not yet counted.
         least = computed * (1 - AGREES_WITHIN) - (l2_bytes if label == "DRAM written" else 0)
         apart = counted / computed - 1 if computed else counted
         found = f"{computed:,.0f} computed, {counted:,.0f} counted: {apart:+.2%}"
         yield Row(f"{name}: {label}", found, f"within {AGREES_WITHIN:.0%}", least <= counted <= computed * (1 + AGREES_WITHIN))
-    for label in EXACT:
-        counted, computed = counters.counted[label].value, counters.computed[label].value
-        yield Row(f"{name}: {label}", f"{computed:g} computed, {counted:g} counted", "equal", abs(counted - computed) < 1e-3)
 
 
 def layout_rows(device: torch.device) -> Iterator[Row]:
@@ -94,6 +103,11 @@ def layout_rows(device: torch.device) -> Iterator[Row]:
             return
         yield from counter_rows(layout.name, explanation, l2_bytes)
         torch.cuda.empty_cache()
+    for spoilt in spoilt_kernels(torch.cuda.get_device_properties(device).multi_processor_count):
+        if spoilt.name in HANDWRITTEN:
+            arguments = spoilt.arguments(lambda *shape, dtype=torch.float32: make(shape, dtype=dtype))
+            explanation = spoilt.kernel.explain(*arguments, measure=False, ncu=True)
+            yield from counter_rows(spoilt.name, explanation, l2_bytes, REQUESTED)
 
 
 def verdict_row(spoilt: Spoilt, explanation: Explanation) -> Row:
