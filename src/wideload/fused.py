@@ -242,11 +242,10 @@ class FusedFunction:
             figures = read_device(call.device)
             measured = bench(self, *args, out=out, **kwargs).subject.time_us if measure else None
             time_us = None if measured is None else measured.median
-        return self._run(call, functools.partial(self._explain_call, call, figures, time_us, ncu, out))
+        explanation = self._run(call, functools.partial(self._explain_call, call, figures, time_us, out))
+        return self._run(call, functools.partial(self._with_counters, explanation, call, out)) if ncu else explanation
 
-    def _explain_call(
-        self, call: _Call, figures: GpuFigures, time_us: float | None, ncu: bool, out: Any, _: Any, traced: Traced
-    ) -> Explanation:
+    def _explain_call(self, call: _Call, figures: GpuFigures, time_us: float | None, out: Any, _: Any, traced: Traced) -> Explanation:
         from wideload.analyze.explain import Place, explain_call
 
         layouts = self._layouts(call, traced, "cuda")
@@ -254,7 +253,7 @@ class FusedFunction:
         plan = Plan(self.__name__, figures.target.arch, traced.expr, self._plan(call, traced, layouts, outputs, is_in_place))
         places = [Place(*_address(tensor), on_host=tensor.device != call.device) for tensor in call.tensors]
         fresh = [Place(("result", position), 0) for position in range(len(outputs))]
-        explanation = explain_call(
+        return explain_call(
             self.__name__,
             figures,
             traced.expr,
@@ -264,13 +263,17 @@ class FusedFunction:
             [kernel.build() for kernel in plan.kernels],
             time_us,
         )
-        if not ncu or not plan.kernels:
-            return explanation
+
+    def _with_counters(self, explanation: Explanation, call: _Call, out: Any, _: Any, traced: Traced) -> Explanation:
         from wideload.measure.ncu import add_counters
 
+        layouts = self._layouts(call, traced, "cuda")
+        outputs, outs, is_in_place = self._planned_outputs(call, traced, layouts, out)
+        plan = Plan(self.__name__, explanation.arch, traced.expr, self._plan(call, traced, layouts, outputs, is_in_place))
         tensors = with_seed(traced.expr, call.tensors, call.device)
         written = [_empty(output.layout, output.dtype, torch.device("meta")) for output in outputs] if outs is None else outs
-        return add_counters(explanation, [kernel.relaunch(tensors, written, tuple(call.scalars)) for kernel in plan.kernels])
+        launches = [kernel.relaunch(tensors, written, tuple(call.scalars)) for kernel in plan.kernels]
+        return add_counters(explanation, launches) if launches else explanation
 
     def _check_has_target(self, method: str, call: _Call) -> None:
         if call.device.type != "cuda":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import stat
 import sys
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 import torch
 
 import wideload as wl
+from wideload.analyze.explain import GpuFigures
 from wideload.errors import DeviceError
+from wideload.gpus import find_target
 from wideload.measure import ncu, relaunch
 from wideload.measure.ncu import METRICS, add_counters, ncu_command, parse_ncu, profile
 from wideload.measure.relaunch import Pointer, Relaunch, read_launches, write_launches
@@ -216,3 +219,23 @@ def test_the_same_tensor_twice() -> None:
     x = torch.empty(2**20, device="meta")
     (kernel,) = wl.fuse(lambda x: x * 2).plan(x, target="h200").kernels
     assert kernel.relaunch([x], [x], ()).sectors == (2**17, 2**17)
+
+
+@pytest.mark.parametrize("is_raw", [True, False])
+def test_explain_has_its_kernels_counted(is_raw: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on an H200 that is here: its figures are planted."""
+    counted: list[Relaunch] = []
+    rooflines = importlib.import_module("wideload.measure.roofline")  # the package's attribute of this name may be the function
+    monkeypatch.setattr(rooflines, "read_device", lambda device: GpuFigures(find_target("h200")))
+    monkeypatch.setattr(ncu, "add_counters", lambda explanation, launches: (counted.extend(launches), explanation)[1])
+    x, y = torch.empty(2**20, device="meta"), torch.empty(2**20, device="meta")
+    if is_raw:
+        monkeypatch.setattr(wl.RawKernel, "_device_of", lambda self, call: 0)
+        explanation = wl.raw(SCALE.source, "scale", grid=2**10).explain(x, y, measure=False, ncu=True)
+    else:
+        monkeypatch.setattr(wl.FusedFunction, "_check_has_target", lambda self, method, call: None)
+        explanation = wl.fuse(lambda x, y: x * y).explain(x, y, measure=False, ncu=True)
+    (launch,) = counted
+    assert launch.name == explanation.kernels[0].name
+    assert launch.code.startswith(b"\x7fELF")
+    assert launch.sectors == ((2**17, 2**17) if is_raw else (2**18, 2**17))
