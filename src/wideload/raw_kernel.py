@@ -188,7 +188,9 @@ class RawKernel:
 
             figures = read_device(device)
             if measure and not call.is_empty:
-                measured = bench(self, *args, grid=grid, block=block, check=False, **named).subject.time_us
+                # By place: a kernel may call its parameters as bench calls its options.
+                ordered = [value if isinstance(value, torch.Tensor) else value.item() for value in call.values]
+                measured = bench(self, *ordered, grid=grid, block=block, check=False).subject.time_us
                 time_us = None if measured is None else measured.median
         plan = RawPlan(self.__name__, self.source, figures.target.arch)
         explanation = explain_raw(
