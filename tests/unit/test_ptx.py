@@ -128,6 +128,34 @@ def test_integers_are_those_of_the_gpu(index: str, at: object) -> None:
     assert load.sectors == sum(len({at(i) // 8 for i in warp}) for warp in warps)
 
 
+def test_asynchronous_copies_are_loads() -> None:
+    found = walk(
+        """__shared__ float4 s[256];
+        unsigned to = (unsigned)__cvta_generic_to_shared(s + threadIdx.x);
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(to), "l"((const float4*)x + i));
+        asm volatile("cp.async.commit_group;");
+        asm volatile("cp.async.wait_group 0;");
+        __syncthreads();
+        y[i] = s[255 - threadIdx.x].x;""",
+        0,
+    )
+    assert (sectors(found, "load"), sectors(found, "store"), found.is_exact) == (800 * 16, 3200, True)
+
+
+def test_a_thread_that_may_return_goes_on() -> None:
+    ptx = """.visible .entry f(.param .u64 f_0) {
+        ld.param.u64 %rd1, [f_0];
+        ld.global.u32 %r1, [%rd1];
+        setp.eq.s32 %p1, %r1, 0;
+        @%p1 ret;
+        st.global.u32 [%rd1+4], 1;
+        ret;
+    }"""
+    found = walk_ptx(ptx, "f", (1, 1, 1), (32, 1, 1), [X], [(X, X + 64)])
+    assert [(a.kind, a.sectors) for a in found.accesses] == [("load", 1), ("store", 1)]
+    assert not found.is_exact
+
+
 def test_a_number_that_is_not_known() -> None:
     found = walk("if (a > 0) y[i] = x[i];", None, declared="float a")
     assert (sectors(found, "store"), found.is_exact) == (3200, False)

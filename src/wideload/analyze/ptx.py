@@ -31,7 +31,6 @@ _TALLIED_TURNS = 32
 _MIN_SAMPLED_BLOCKS = 5
 _NUM_BANKS, _BANK_BYTES = 32, 4
 """Of shared memory, on every architecture since Kepler (CUDA C++ Programming Guide)."""
-_PHASE_BYTES = _NUM_BANKS * _BANK_BYTES
 _SHARED_BASE = 1 << 40
 """Where shared variables stand in the walk: no parameter points there."""
 
@@ -149,9 +148,11 @@ _OPERAND = re.compile(r"\{[^}]*\}|\[[^\]]*\]|\([^)]*\)|[^,\s][^,]*")
 @dataclass(slots=True)
 class _Program:
     instructions: list[_Instruction]
-    parameters: list[tuple[str, int]]
+    parameters: list[str]
     shared: dict[str, int]
+    """The address of each variable in shared memory."""
     others: set[str]
+    """Variables in global, constant and local memory: tables of CUDA's own arithmetic, stacks."""
 
 
 def _parse(ptx: str, kernel: str) -> _Program:
@@ -160,10 +161,7 @@ def _parse(ptx: str, kernel: str) -> _Program:
     if opened is None:
         raise CompileError(f"the PTX has no kernel {kernel!r}")
     head_end = text.index(")", opened.end())
-    parameters = [
-        (found[2], int(found[1]))
-        for found in re.finditer(r"\.param\s+(?:\.align\s+\d+\s+)?\.[a-z](\d+)\s+([\w$]+)", text[opened.end() : head_end])
-    ]
+    parameters = re.findall(r"\.param\s+(?:\.align\s+\d+\s+)?\.[a-z]\d+\s+([\w$]+)", text[opened.end() : head_end])
     start = text.index("{", head_end)
     body = text[start + 1 : _closing(text, start)]
     shared: dict[str, int] = {}
@@ -256,7 +254,7 @@ def _divide(a: _Values, b: _Values, is_signed: bool) -> _Values:
 def _shift_right(a: _Values, b: _Values, is_signed: bool, bits: int) -> _Values:
     amount = np.minimum(np.maximum(b, 0), 63)
     if is_signed or bits < 64:
-        return a >> np.minimum(amount, 63)
+        return a >> amount
     shifted: _Values = (_unsigned(a) >> amount.astype(np.uint64)).astype(np.int64)
     return shifted
 
@@ -298,7 +296,7 @@ def _unit_costs(instruction: _Instruction) -> dict[Unit, float]:
     if operation in _FREE:
         return {"issue": 1} if operation in ("bra", "bar", "barrier") else {}
     kind = next((s for s in reversed(suffixes) if _SIGN_AND_SIZE.fullmatch(s)), "")
-    is_float = kind.startswith("f") or kind.startswith("bf")
+    is_float = kind.startswith("f") or any("f16" in suffix for suffix in suffixes)
     if operation in ("div", "rem") and "approx" not in suffixes and "full" not in suffixes:
         costs = dict(_DIVIDE_COST[kind if kind in _DIVIDE_COST else "f32" if is_float else "int"])
     elif operation == "div":
@@ -354,7 +352,7 @@ class _Machine:
         }  # fmt: skip
         self.full = full
         self.parameters: dict[str, _Values | None] = {}
-        for (name, _), argument in zip(program.parameters, arguments, strict=False):
+        for name, argument in zip(program.parameters, arguments, strict=True):
             self.parameters[name] = None if argument is None or isinstance(argument, float) else full * int(argument)
         self.tallies: dict[int, _Tally] = {}
         self.origins: dict[str, int] = {}
@@ -383,12 +381,11 @@ class _Machine:
             if instruction.operation == "bra":
                 self._branch(instruction, at, pc, active, chosen, is_known)
                 continue
-            if instruction.operation in ("ret", "exit", "trap"):
-                pc[chosen] = end
-                pc[active & ~chosen] = at + 1
-                continue
-            self._execute(at, instruction, chosen)
             pc[active] = at + 1
+            if instruction.operation in ("ret", "exit", "trap"):
+                pc[chosen & is_known] = end
+            else:
+                self._execute(at, instruction, chosen)
         return self._result()
 
     def _predicate(self, instruction: _Instruction, active: _Mask) -> tuple[_Mask, bool]:
@@ -396,12 +393,12 @@ class _Machine:
             return active, True
         value = self.registers.get(instruction.predicate)
         if value is None:
+            self.is_exact = False
             return active, False
         return active & ((value == 0) if instruction.negated else (value != 0)), True
 
     def _branch(self, instruction: _Instruction, at: int, pc: _Values, active: _Mask, chosen: _Mask, is_known: bool) -> None:
         if not is_known:
-            self.is_exact = False
             skipped = range(at + 1, instruction.target)
             inner = (self.program.instructions[position] for position in skipped)
             taken = any(other.operation == "bra" and other.target in skipped and other.target < position
@@ -423,6 +420,7 @@ class _Machine:
         return None
 
     def _write(self, operand: str, value: _Values | None, chosen: _Mask) -> None:
+        self.origins.pop(operand, None)
         if value is None:
             self.registers[operand] = None
             return
@@ -449,18 +447,20 @@ class _Machine:
         target = operands[0].split("|")[0]
         values = [self._read(operand) for operand in operands[1:]]
         result = self._compute(operation, suffixes, values)
-        if result is None and operation in ("add", "mad", "mov", "cvta"):
-            self._follow(target, operands[1:], values)
+        origin = self._origin(operands[1:], values) if result is None and operation in ("add", "mad", "mov", "cvta") else None
         self._write(target, result, chosen)
+        if origin is not None:
+            self.origins[target] = origin
         if "|" in operands[0]:
             self.registers[operands[0].split("|")[1]] = None
 
-    def _follow(self, target: str, operands: Sequence[str], values: Sequence[_Values | None]) -> None:
+    def _origin(self, operands: Sequence[str], values: Sequence[_Values | None]) -> int | None:
         """A pointer to which something unknown is added points into its region still."""
-        for operand, value in zip(operands, values, strict=True):
-            region = self.origins.get(operand) if value is None else self._region(int(value[0]))
-            if region is not None:
-                self.origins[target] = region
+        regions = (
+            self.origins.get(operand) if value is None else self._region(int(value[0]))
+            for operand, value in zip(operands, values, strict=True)
+        )
+        return next((region for region in regions if region is not None), None)
 
     def _unpack(self, operands: list[str], chosen: _Mask) -> None:
         parts = [part.strip() for part in operands[0].strip("{}").split(",")]
@@ -575,6 +575,8 @@ class _Machine:
             return
         if instruction.operation in ("ld", "atom"):
             self._write_loaded(operands[0], None, chosen)
+        if (instruction.operation == "cp" and not operands) or "wait_group" in suffixes:
+            return
         if instruction.operation == "cp" and ("async" not in suffixes or "bulk" in suffixes or len(operands) < 3):
             self.is_exact = False
             return
@@ -589,7 +591,7 @@ class _Machine:
             width = int(size) // 8 * lanes
             if instruction.operation in ("ld", "st"):
                 kind = "load" if instruction.operation == "ld" else "store"
-        if space == "local":
+        if space == "local" or "const" in suffixes:
             return
         base, _, offset = place.strip("[]").partition("+")
         if base.strip() in self.program.others:
