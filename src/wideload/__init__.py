@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from wideload import ops, optim
+from wideload.callables import explain
 from wideload.errors import (
     CompileError,
     DeviceError,
@@ -17,6 +18,7 @@ from wideload.errors import (
     WideloadError,
 )
 from wideload.fused import FusedFunction, fuse
+from wideload.raw_kernel import RawKernel, raw
 from wideload.trace import index, linear_index
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ __all__ = [
     "LayoutError",
     "OverlapError",
     "RangeError",
+    "RawKernel",
     "Roofline",
     "SelfTest",
     "TraceError",
@@ -45,12 +48,14 @@ __all__ = [
     "bench",
     "compare",
     "compare_results",
+    "explain",
     "fuse",
     "index",
     "linear_index",
     "ops",
     "optim",
     "random_tensor",
+    "raw",
     "roofline",
     "self_test",
 ]

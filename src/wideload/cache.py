@@ -26,8 +26,8 @@ _MAX_THREADS = 8
 _TAIL_BYTES = 4096
 """Enough for the JSON of an entry."""
 
-_Key = tuple[str, str, str]
-"""Source, architecture, name."""
+_Key = tuple[str, str, str, bool]
+"""Source, architecture, name, and whether ``a * b + c`` may be contracted."""
 _cubins: dict[_Key, Cubin] = {}
 _locks: dict[_Key, threading.Lock] = {}
 _compiled: list[_Key] = []
@@ -46,12 +46,12 @@ class StoredCubin:
     compiler: str
 
 
-def find_cubin(source: str, *, arch: str, name: str) -> Cubin:
+def find_cubin(source: str, *, arch: str, name: str, fma: bool = False) -> Cubin:
     """Return the cubin of kernel ``name``: from memory, from the disk (``log`` is then empty), or compiled.
 
     However many threads ask, one looks and compiles. Raises ``CompileError``.
     """
-    key = (source, arch, name)
+    key = (source, arch, name, fma)
     cubin = _cubins.get(key)
     if cubin is None:
         with _locks.setdefault(key, threading.Lock()):
@@ -63,7 +63,7 @@ def find_cubin(source: str, *, arch: str, name: str) -> Cubin:
 
 def find_cubins(kernels: Sequence[tuple[str, str, str]]) -> tuple[Cubin, ...]:
     """Return the cubin of each (source, arch, name), those to compile side by side: NVRTC releases the interpreter. As `find_cubin`."""
-    if len(kernels) == 1 or all(key in _cubins for key in kernels):
+    if len(kernels) == 1 or all((*key, False) in _cubins for key in kernels):
         return tuple(find_cubin(source, arch=arch, name=name) for source, arch, name in kernels)
     from concurrent.futures import ThreadPoolExecutor
 
@@ -88,8 +88,8 @@ def read_stored(entry: store.Entry) -> StoredCubin | None:
 
 
 def _compile(key: _Key) -> Cubin:
-    source, arch, name = key
-    cubin = compile_cubin(source, arch=arch, name=name)
+    source, arch, name, fma = key
+    cubin = compile_cubin(source, arch=arch, name=name, fma=fma)
     _compiled.append(key)
     figures = {field: value for field, value in asdict(cubin).items() if field not in ("code", "log")}
     header = json.dumps({**figures, "compiler": _compiler()})
@@ -112,8 +112,8 @@ def _read(key: _Key) -> Cubin | None:
 
 def _digest(key: _Key) -> str:
     """Of all that decides the cubin."""
-    source, arch, name = key
-    inputs = (_SCHEMA, _compiler(), compile_options(arch=arch, name=name), source)
+    source, arch, name, fma = key
+    inputs = (_SCHEMA, _compiler(), compile_options(arch=arch, name=name, fma=fma), source)
     return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
 
 

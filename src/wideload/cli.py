@@ -30,11 +30,13 @@ from wideload import demo as demos
 from wideload import doctor as doctors
 from wideload import measure, store
 from wideload import report as reports
+from wideload.analyze.explain import Explanation
 from wideload.cache import read_stored
-from wideload.errors import DeviceError, WideloadError
+from wideload.errors import DeviceError, TraceError, WideloadError
 from wideload.fused import FusedFunction, fuse
 from wideload.measure.sweep import Point, Sweep, compare_sweeps, read_sweep
 from wideload.nvrtc import nvrtc_version
+from wideload.raw_kernel import RawKernel
 from wideload.spelling import default_operands, evaluate_size, find_function, find_rival, make_arguments, sweep_sizes
 
 __all__ = ["app"]
@@ -301,6 +303,12 @@ def explain(
     size: Annotated[list[str] | None, typer.Option(help="A size for a name in the operands: n=2^28.", metavar="NAME=SIZE")] = None,
     device: Annotated[str | None, typer.Option(help="Without --target, the GPU to explain and measure on: cuda:1.")] = None,
     measure_it: Annotated[bool, typer.Option("--measure/--no-measure", help="Without --target, add the measured time.")] = True,
+    ncu: Annotated[bool, typer.Option("--ncu", help="Without --target, add the hardware counters of Nsight Compute.")] = False,
+    grid: Annotated[
+        str | None,
+        typer.Option(help="Blocks of a CUDA kernel, such as n//1024 or 32,32: a thread an element, if left out.", metavar="SIZES"),
+    ] = None,
+    block: Annotated[str | None, typer.Option(help="Threads a block of a CUDA kernel, such as 256 or 32,8.", metavar="SIZES")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object instead of tables.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Write the tables in Markdown.")] = False,
 ) -> None:
@@ -310,8 +318,9 @@ def explain(
     wideload explain bias_silu_mul --target h200
     wideload explain torch:add 'bf16\\[n]' 'bf16\\[n]' --size n=2^28 --target a100 --json
     wideload explain my.py:gate 'bf16[8192,8192].t()' 'f32[8192]' --target sm_80 --markdown
+    wideload explain my.cu:scale 'f32\\[n]' 'f32\\[n]' n --size n=2^26 --block 128 --ncu
 
-    Every figure says whether it was measured, computed or assumed. docs/explain.md says how.
+    Every figure says whether it was measured, computed or assumed; what cannot be fused is explained as it is. docs/explain.md says how.
     """
     if as_json and as_markdown:
         raise typer.BadParameter("--json and --markdown both write to standard output: choose one")
@@ -327,8 +336,22 @@ def explain(
     where = _find_device(device)
     is_here = target is None and where.type == "cuda"  # of a GPU that is not here, only layouts are needed
     args, named = make_arguments(texts, sizes={**usual, **sizes}, device=where if is_here else "meta")
-    fused = subject if isinstance(subject, FusedFunction) else fuse(subject)
-    found = fused.explain(*args, target=target, measure=measure_it, **named)
+    given = {**usual, **sizes}
+    for name, text in (("grid", grid), ("block", block)):
+        if text is not None and not isinstance(subject, RawKernel):
+            raise typer.BadParameter(f"--{name} is for CUDA kernels: FILE.cu:KERNEL")
+        if text is not None:
+            named[name] = tuple(evaluate_size(part, given) for part in text.split(","))
+
+    def explain_as(fn: Callable[..., Any]) -> Explanation:
+        return wideload.explain(fn, *args, target=target, measure=measure_it, ncu=ncu, **named)
+
+    try:
+        found = explain_as(subject if isinstance(subject, FusedFunction | RawKernel) else fuse(subject))
+    except TraceError:
+        if isinstance(subject, FusedFunction):
+            raise
+        found = explain_as(subject)
     typer.echo(found.to_json() if as_json else found.to_markdown() if as_markdown else str(found))
 
 

@@ -221,13 +221,14 @@ class FusedFunction:
         target: str | None = None,
         measure: bool = True,
         measured_us: float | None = None,
+        ncu: bool = False,
         **kwargs: Any,
     ) -> Explanation:
         """How far a call with these arguments is from its bound, and why: bytes, sectors, occupancy, bytes in flight, instructions.
 
         Takes what `plan` takes. Without ``target``, the arguments' own GPU is reckoned with, and ``measure`` adds the time of the
-        call, by ``wl.bench``, unless ``measured_us`` gives it. Raises as `plan` does; where NVRTC or nvdisasm is missing, what comes of
-        them is left out.
+        call, by ``wl.bench``, unless ``measured_us`` gives it, and ``ncu`` the hardware counters of Nsight Compute, which runs the kernels
+        in a process of its own. Raises as `plan` does; where NVRTC or nvdisasm is missing, what comes of them is left out.
 
         >>> import torch, wideload as wl
         >>> x = torch.empty(2**28, dtype=torch.bfloat16, device="meta")
@@ -238,6 +239,8 @@ class FusedFunction:
 
         call = self._bind(args, kwargs)
         if target is not None:
+            if ncu:
+                raise DeviceError(f"{self.__name__}.explain: ncu counts on the GPU that is here, not on {target}. Leave out target.")
             figures, time_us = GpuFigures(find_target(target)), None
         else:
             self._check_has_target("explain", call)
@@ -247,7 +250,8 @@ class FusedFunction:
             figures = read_device(call.device)
             measured = bench(self, *args, out=out, **kwargs).subject.time_us if measure and measured_us is None else None
             time_us = measured_us if measured is None else measured.median
-        return self._run(call, functools.partial(self._explain_call, call, figures, time_us, out))
+        explanation = self._run(call, functools.partial(self._explain_call, call, figures, time_us, out))
+        return self._run(call, functools.partial(self._with_counters, explanation, call, out)) if ncu else explanation
 
     def _explain_call(self, call: _Call, figures: GpuFigures, time_us: float | None, out: Any, _: Any, traced: Traced) -> Explanation:
         from wideload.analyze.explain import Place, explain_call
@@ -267,6 +271,17 @@ class FusedFunction:
             [kernel.build() for kernel in plan.kernels],
             time_us,
         )
+
+    def _with_counters(self, explanation: Explanation, call: _Call, out: Any, _: Any, traced: Traced) -> Explanation:
+        from wideload.measure.ncu import add_counters
+
+        layouts = self._layouts(call, traced, "cuda")
+        outputs, outs, is_in_place = self._planned_outputs(call, traced, layouts, out)
+        plan = Plan(self.__name__, explanation.arch, traced.expr, self._plan(call, traced, layouts, outputs, is_in_place))
+        tensors = with_seed(traced.expr, call.tensors, call.device)
+        written = [_empty(output.layout, output.dtype, torch.device("meta")) for output in outputs] if outs is None else outs
+        launches = [kernel.relaunch(tensors, written, tuple(call.scalars)) for kernel in plan.kernels]
+        return add_counters(explanation, launches) if launches else explanation
 
     def _check_has_target(self, method: str, call: _Call) -> None:
         if call.device.type != "cuda":

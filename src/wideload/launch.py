@@ -84,20 +84,29 @@ _thread = _ThreadState()
 
 
 class LoadedKernel:
-    """A kernel ready to launch as ``grid`` blocks of ``threads``; loading is lazy, and serves every device of its architecture.
+    """A kernel ready to launch as ``grid`` blocks of ``threads``, either a number or one for each of x, y and z.
 
+    Loading is lazy, and serves every device of its architecture. ``shared_bytes`` come on top of what the kernel declares.
     With ``overlaps`` its blocks start as soon as the kernel before it on the stream lets them, not when that one has ended.
     """
 
     __slots__ = ("_config", "_kernel", "_launch", "_library", "_stream_type")
 
-    def __init__(self, cubin: Cubin, grid: int, threads: int, *, overlaps: bool = False) -> None:
+    def __init__(
+        self,
+        cubin: Cubin,
+        grid: int | tuple[int, ...],
+        threads: int | tuple[int, ...],
+        shared_bytes: int = 0,
+        *,
+        overlaps: bool = False,
+    ) -> None:
         core = _core()
         self._library, self._kernel = _load(cubin)  # the kernel alone would not keep its library loaded
-        self._config = core.LaunchConfig(grid=grid, block=threads, programmatic_stream_serialization=overlaps)
+        self._config = core.LaunchConfig(grid=grid, block=threads, shmem_size=shared_bytes, programmatic_stream_serialization=overlaps)
         self._launch, self._stream_type = core.launch, core.Stream
 
-    def launch(self, device: int, arguments: Sequence[int | float]) -> None:
+    def launch(self, device: int, arguments: Sequence[int | float | np.generic]) -> None:
         """Put the kernel on the current stream of ``device``, whichever device is current; launch errors are raised here."""
         if torch.cuda.current_device() != device:
             with torch.cuda.device(device):
@@ -105,7 +114,7 @@ class LoadedKernel:
         else:
             self._launch_on_current(device, arguments)
 
-    def _launch_on_current(self, device: int, arguments: Sequence[int | float]) -> None:
+    def _launch_on_current(self, device: int, arguments: Sequence[int | float | np.generic]) -> None:
         _bind_context(device)
         handle = current_stream(device)
         stream = _thread.streams.get(handle)

@@ -6,12 +6,16 @@ Compiles when asked, for the target named; launches nothing.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from wideload.cache import find_cubin
 from wideload.emit.kernel import emit_kernel
 from wideload.errors import CompileError
+from wideload.execute import kernel_arguments
 from wideload.expr import Expr
 from wideload.nvrtc import Cubin, compile_ptx
 from wideload.plan import KernelPlan
@@ -19,6 +23,7 @@ from wideload.sass import Access, disassemble, main_path
 
 if TYPE_CHECKING:
     from wideload.analyze.explain import BuiltKernel
+    from wideload.measure.relaunch import Relaunch
 
 __all__ = ["Plan", "PlannedKernel"]
 
@@ -56,6 +61,27 @@ class PlannedKernel:
         except CompileError as error:
             return BuiltKernel(self.plan, self.source, cubin, missing=str(error))
 
+    def relaunch(self, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], scalars: tuple[Any, ...]) -> Relaunch:
+        """The launch for these arguments (``outs`` may be on ``meta``), for `wideload.measure.ncu`, and the sectors that it requests."""
+        from wideload.analyze.handwritten import requested_sectors
+        from wideload.analyze.ptx import walk_ptx
+        from wideload.measure.relaunch import Pointer, Relaunch
+
+        arguments = kernel_arguments(self.plan, tensors, outs, scalars, Pointer)
+        memory = (*tensors, *outs)
+        starts = [_start_of(tensor, position) for position, tensor in enumerate(memory)]
+        regions = [(start, start + tensor.untyped_storage().nbytes()) for start, tensor in zip(starts, memory, strict=True)]
+        start_of = {id(tensor): start for start, tensor in zip(starts, memory, strict=True)}
+        addresses = [
+            start_of[id(value.tensor)] + int(value.tensor.storage_offset()) * value.tensor.element_size() + value.offset_bytes
+            if isinstance(value, Pointer)
+            else value
+            for value in arguments
+        ]
+        grid, block = (self.plan.grid, 1, 1), (self.plan.variant.threads, 1, 1)
+        walk = walk_ptx(self.ptx, self.name, grid, block, addresses, regions)
+        return Relaunch(self.name, self.compiled.code, grid, block, 0, tuple(arguments), requested_sectors(walk))
+
     @property
     def ptx(self) -> str:
         """The PTX between the source and the cubin."""
@@ -70,6 +96,15 @@ class PlannedKernel:
     def main_accesses(self) -> tuple[Access, ...]:
         """The global loads and stores of the path that all blocks take but those at an edge; of all the kernel where it has no edge."""
         return main_path(self.compiled.code, self.source)
+
+
+_META_PITCH = 1 << 42
+"""Between the storages of tensors without memory: more than any tensor has."""
+
+
+def _start_of(tensor: torch.Tensor, position: int) -> int:
+    """The address of a tensor's storage."""
+    return (position + 1) * _META_PITCH if tensor.device.type == "meta" else tensor.untyped_storage().data_ptr()
 
 
 class Plan:

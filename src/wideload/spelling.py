@@ -28,6 +28,7 @@ from wideload.dtypes import DTYPES, dtype_name
 from wideload.errors import DtypeError, LayoutError, WideloadError
 from wideload.fused import FusedFunction
 from wideload.measure import random_tensor
+from wideload.raw_kernel import raw
 
 __all__ = ["DEFAULT_OPERANDS", "default_operands", "evaluate_size", "find_function", "find_rival", "make_arguments", "sweep_sizes"]
 
@@ -40,8 +41,8 @@ def find_function(text: str) -> Callable[..., Any]:
     """Return the callable that ``text`` names: ``module:function``, ``path/file.py:function``, or an op of ``wl.ops``.
 
     Behind the colon may stand a dotted name (``torch:nn.functional.silu``). Modules are looked for in the working directory too, and
-    a file is run as ``python path/file.py`` would run it, under another ``__name__``. Raises ``WideloadError`` for what is not there,
-    with what is.
+    a file is run as ``python path/file.py`` would run it, under another ``__name__``. ``path/file.cu:kernel`` is a hand-written kernel.
+    Raises ``WideloadError`` for what is not there, with what is.
 
     >>> find_function("torch.nn.functional:silu")(torch.zeros(1))
     tensor([0.])
@@ -49,6 +50,10 @@ def find_function(text: str) -> Callable[..., Any]:
     place, _, name = text.rpartition(":")
     if not place:
         return _find_op(text)
+    if place.endswith(".cu"):
+        if not Path(place).is_file():
+            raise WideloadError(f"there is no file {place}")
+        return raw(Path(place).read_text(encoding="utf-8"), name)
     is_file = place.endswith(".py") or "/" in place
     found: Any = _load_file(Path(place)) if is_file else _import_module(place)
     parts = name.split(".")

@@ -49,7 +49,7 @@ class Compiler:
         self.asked: list[str] = []
         self._seconds = seconds
 
-    def __call__(self, source: str, *, arch: str, name: str) -> Cubin:
+    def __call__(self, source: str, *, arch: str, name: str, fma: bool = False) -> Cubin:
         self.asked.append(source)
         time.sleep(self._seconds)
         return Cubin(source.encode() + b"\n\0\n", arch, name, 16, 4, 8, 32, 64, log="")
@@ -77,9 +77,9 @@ def test_many_threads_that_ask_at_once_compile_one_kernel_once(monkeypatch: pyte
 def test_several_kernels_are_compiled_side_by_side_and_come_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     together = threading.Barrier(2, timeout=60)
 
-    def compile_beside_another(source: str, *, arch: str, name: str) -> Cubin:
+    def compile_beside_another(source: str, *, arch: str, name: str, fma: bool = False) -> Cubin:
         together.wait()  # passes only if two are here at once
-        return Compiler()(source, arch=arch, name=name)
+        return Compiler()(source, arch=arch, name=name, fma=fma)
 
     monkeypatch.setattr(cache, "compile_cubin", compile_beside_another)
     monkeypatch.setattr(cache.os, "cpu_count", lambda: 2)
@@ -110,7 +110,7 @@ import os, signal, threading, time
 from wideload import cache
 compiling, done = threading.Event(), threading.Event()
 
-def compile_until_told(source, *, arch, name):
+def compile_until_told(source, *, arch, name, fma):
     compiling.set()
     done.wait()
     return cache.Cubin(b"code", arch, name, 1, 0, 0, 0, 0, log="")
@@ -167,9 +167,10 @@ print(num_compilations(), "libnvrtc" in open("/proc/self/maps").read(), "cuda.co
 
 
 def test_all_that_decides_the_cubin_decides_the_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    key = (SCALE, "sm_90", "scale")
-    digests = [cache._digest(key), cache._digest((SCALE + " ", *key[1:])), cache._digest((SCALE, "sm_80", "scale"))]
-    digests.append(cache._digest((SCALE, "sm_90", "scales")))
+    key = (SCALE, "sm_90", "scale", False)
+    digests = [cache._digest(key), cache._digest((SCALE + " ", *key[1:])), cache._digest((SCALE, "sm_80", "scale", False))]
+    digests.append(cache._digest((SCALE, "sm_90", "scales", False)))
+    digests.append(cache._digest((SCALE, "sm_90", "scale", True)))
 
     def decided_by(module: object, name: str, value: object) -> str:
         with monkeypatch.context() as patch:
@@ -178,7 +179,9 @@ def test_all_that_decides_the_cubin_decides_the_entry(monkeypatch: pytest.Monkey
 
     digests.append(decided_by(cache, "_SCHEMA", cache._SCHEMA + 1))
     digests.append(decided_by(cache, "nvrtc_identity", lambda: "nvidia-cuda-nvrtc 99.9"))
-    digests.append(decided_by(cache, "compile_options", lambda **_: {**nvrtc.compile_options(arch="sm_90", name="scale"), "fma": True}))
+    digests.append(
+        decided_by(cache, "compile_options", lambda **_: {**nvrtc.compile_options(arch="sm_90", name="scale"), "lineinfo": False})
+    )
     digests.append(decided_by(wideload, "__version__", "99.9"))
     assert len(set(digests)) == len(digests)
     assert cache._digest(key) == digests[0]
@@ -201,7 +204,7 @@ def test_a_damaged_entry_is_compiled_again_and_mended(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("payload", [b"", b"code", b"code\n[]", b"code\n{}", b'code\n{"compiler": "", "name": "scale"}', b"code\n\xff"])
 def test_an_entry_of_other_sources_is_compiled_again(payload: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "compile_cubin", Compiler())
-    store.write_entry(cache._digest((SCALE, "sm_90", "scale")), payload)
+    store.write_entry(cache._digest((SCALE, "sm_90", "scale", False)), payload)
     assert find_cubin(SCALE, **ARGUMENTS).registers == 16
     assert num_compilations() == 1
 

@@ -33,6 +33,9 @@ __all__ = [
     "ACHIEVABLE_SHARE",
     "LIMITS",
     "SCHEMA",
+    "UNIT_ADVICE",
+    "US_BYTES",
+    "WORTH_NAMING",
     "AccessCount",
     "BuiltKernel",
     "EagerCost",
@@ -40,10 +43,22 @@ __all__ = [
     "ExplainedOperand",
     "Explanation",
     "GpuFigures",
+    "KernelCounters",
     "Limit",
     "Place",
     "Verdict",
+    "achievable_bandwidth",
+    "bytes_figure",
+    "count_accesses",
     "explain_call",
+    "judge_launches",
+    "judge_measured",
+    "judge_memory",
+    "judge_sectors",
+    "judge_tail",
+    "nominal_bandwidth",
+    "time_at",
+    "wide_share",
 ]
 
 SCHEMA = "wideload.explain/1"
@@ -51,6 +66,7 @@ SCHEMA = "wideload.explain/1"
 
 Limit = (
     Literal["launch", "small_grid", "sectors", "uncoalesced", "narrow", "in_flight", "tail", "spills", "unexplained", "memory", "empty"]
+    | Literal["misaligned", "divergent", "bank_conflicts"]
     | Unit
 )
 """What can hold a call back; docs/explain.md says what each means."""
@@ -66,12 +82,12 @@ LAUNCH_US = 1.1
 NARROW_SLOWDOWN = {1: 2.1, 2: 2.1, 4: 1.3}
 """By bytes an access. An add of one bf16 a thread reached 2.10 of 4.34 TB/s on an H200; 4 bytes: 70 to 80 % of the bandwidth (article)."""
 
-_WORTH_NAMING = 1.05
+WORTH_NAMING = 1.05
 """Limits that cost less than 5 % are left out."""
 _SAME = 1.05
 """A measured time within 5 % of the wall is at the wall."""
 _WIDE_BITS = 8 * ACCESS_BYTES
-_US_BYTES = 1e3
+US_BYTES = 1e3
 """Bytes in a microsecond at 1 GB/s."""
 
 
@@ -192,6 +208,15 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelCounters:
+    """What the hardware counted while one kernel ran, by Nsight Compute, and what was computed for the same, where it was."""
+
+    kernel: str
+    counted: dict[str, Figure]
+    computed: dict[str, Figure]
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """How far one call is from its bound, and why. Every figure says whether it was measured, computed or assumed.
 
@@ -216,8 +241,10 @@ class Explanation:
     measured_time: Figure | None
     operands: tuple[ExplainedOperand, ...]
     kernels: tuple[ExplainedKernel, ...]
-    eager: EagerCost
+    eager: EagerCost | None
+    """None of what is no fused function."""
     verdicts: tuple[Verdict, ...]
+    counters: tuple[KernelCounters, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, strings and numbers: a figure is its value, unit, kind and source."""
@@ -243,7 +270,8 @@ class Explanation:
     def _title(self) -> str:
         where = f"{self.gpu} ({self.arch})" if self.gpu else self.arch
         count = len(self.kernels)
-        return f"{self.function} on {where}: {count} kernel{'s' * (count != 1)}, {self.num_elements:,} elements"
+        kernels = f"{count} kernel{'s' * (count != 1)}" if self.kernels or self.eager else "kernels unknown"
+        return f"{self.function} on {where}: {kernels}, {self.num_elements:,} elements"
 
     def __str__(self) -> str:
         parts = [self._title]
@@ -299,12 +327,8 @@ def explain_call(
     ]
     moved_nbytes = sum(cover.nbytes for cover in moved)
     num_elements = max((math.prod(layouts[node].shape) for node in expr.outputs), default=0) if kernels else 0  # kernels may write parts
-    nominal = figures.nominal
-    if nominal is None and gpu is not None:
-        nominal = assumed(gpu.memory_bandwidth_gbps, "GB/s", f"gpus.csv, {gpu.name}: {gpu.source}")
-    achievable = figures.ceiling(read.nbytes, written.nbytes) if figures.ceiling and minimal.nbytes else None
-    if achievable is None and nominal is not None:
-        achievable = assumed(nominal.value * ACHIEVABLE_SHARE, "GB/s", f"{ACHIEVABLE_SHARE} of nominal, as measured on an H200")
+    nominal = nominal_bandwidth(figures)
+    achievable = achievable_bandwidth(figures, read.nbytes, written.nbytes)
     # What follows from an assumption is one; the least time is defined by the nominal bandwidth, and needs none.
     achieved: Kind = "assumed" if achievable is None or achievable.kind == "assumed" else "computed"
     read_share = read.nbytes / minimal.nbytes if minimal.nbytes else 0.0
@@ -313,16 +337,18 @@ def explain_call(
         arch=target.arch,
         gpu=gpu.name if gpu else None,
         num_elements=num_elements,
-        bytes_read=_bytes(read, "each operand's memory once: broadcasts once, what is shared once"),
-        bytes_written=_bytes(written, "each result once"),
-        minimal=_bytes(minimal, "read and written"),
-        moved=_bytes(Cover(moved_nbytes, all(cover.is_exact for cover in moved)), f"whole {SECTOR_BYTES}-byte sectors, each once a kernel"),
+        bytes_read=bytes_figure(read, "each operand's memory once: broadcasts once, what is shared once"),
+        bytes_written=bytes_figure(written, "each result once"),
+        minimal=bytes_figure(minimal, "read and written"),
+        moved=bytes_figure(
+            Cover(moved_nbytes, all(cover.is_exact for cover in moved)), f"whole {SECTOR_BYTES}-byte sectors, each once a kernel"
+        ),
         efficiency=computed(minimal.nbytes / moved_nbytes if moved_nbytes else 1.0, "of moved", "minimal bytes / moved bytes"),
         bytes_per_element=computed(minimal.nbytes / num_elements if num_elements else 0.0, "B/element", "minimal bytes / elements"),
         nominal_bandwidth=nominal,
         achievable_bandwidth=achievable,
-        least_time=_time(minimal.nbytes, nominal, "computed", "minimal bytes / nominal bandwidth"),
-        achievable_time=_time(minimal.nbytes, achievable, achieved, "minimal bytes / achievable bandwidth"),
+        least_time=time_at(minimal.nbytes, nominal, "computed", "minimal bytes / nominal bandwidth"),
+        achievable_time=time_at(minimal.nbytes, achievable, achieved, "minimal bytes / achievable bandwidth"),
         measured_time=None if measured_us is None else Figure(measured_us, "us", "measured", "wl.bench: median, cold L2"),
         operands=tuple(
             operand for position, kernel in enumerate(kernels) for operand in _explain_operands(position, kernel.plan, places, out_places)
@@ -332,6 +358,23 @@ def explain_call(
         verdicts=(),
     )
     return replace(explanation, verdicts=_judge(explanation, read_share))
+
+
+def nominal_bandwidth(figures: GpuFigures) -> Figure | None:
+    """That of the GPU, or of its row in gpus.csv; None of an architecture."""
+    gpu = figures.target.gpu
+    if figures.nominal is not None or gpu is None:
+        return figures.nominal
+    return assumed(gpu.memory_bandwidth_gbps, "GB/s", f"gpus.csv, {gpu.name}: {gpu.source}")
+
+
+def achievable_bandwidth(figures: GpuFigures, bytes_read: int, bytes_written: int) -> Figure | None:
+    """The ceiling measured for these bytes, or a share of the nominal bandwidth."""
+    nominal = nominal_bandwidth(figures)
+    achievable = figures.ceiling(bytes_read, bytes_written) if figures.ceiling and bytes_read + bytes_written else None
+    if achievable is not None or nominal is None:
+        return achievable
+    return assumed(nominal.value * ACHIEVABLE_SHARE, "GB/s", f"{ACHIEVABLE_SHARE} of nominal, as measured on an H200")
 
 
 _Placed = tuple[Any, Span | None]
@@ -359,12 +402,14 @@ def _union(placed: Sequence[_Placed], count: Callable[[list[Span]], Cover]) -> C
     return Cover(sum(cover.nbytes for cover in covers), all(cover.is_exact for cover in covers))
 
 
-def _bytes(cover: Cover, source: str) -> Figure:
+def bytes_figure(cover: Cover, source: str) -> Figure:
+    """A count of bytes, which says where it is an upper bound."""
     return computed(cover.nbytes, "B", source if cover.is_exact else f"{source}; an upper bound: operands overlap in too many pieces")
 
 
-def _time(nbytes: int, bandwidth: Figure | None, kind: Kind, source: str) -> Figure | None:
-    return None if bandwidth is None else Figure(nbytes / (bandwidth.value * _US_BYTES), "us", kind, source)
+def time_at(nbytes: int, bandwidth: Figure | None, kind: Kind, source: str) -> Figure | None:
+    """Microseconds for ``nbytes``; None without a bandwidth."""
+    return None if bandwidth is None else Figure(nbytes / (bandwidth.value * US_BYTES), "us", kind, source)
 
 
 # ---- operands
@@ -401,8 +446,8 @@ def _explain_operands(kernel: int, plan: KernelPlan, places: Sequence[Place], ou
                 shape=layouts[row].shape,
                 strides=layouts[row].strides,
                 access=access,
-                minimal=_bytes(minimal, "distinct bytes"),
-                moved=_bytes(moved, "distinct sectors x 32"),
+                minimal=bytes_figure(minimal, "distinct bytes"),
+                moved=bytes_figure(moved, "distinct sectors x 32"),
                 sectors=computed(moved.nbytes // SECTOR_BYTES, "sectors", "distinct"),
                 efficiency=computed(minimal.nbytes / moved.nbytes if moved.nbytes else 1.0, "of moved", "bytes / bytes of sectors"),
                 warp_sectors=computed(request.sectors, "sectors", "one access of the first warp"),
@@ -463,7 +508,7 @@ def _explain_kernel(kernel: BuiltKernel, figures: GpuFigures, nominal: Figure | 
     instructions = () if kernel.sass is None else main_instructions(kernel.sass, kernel.source, plan.name)
     mix = count_units(instructions, variant.elements) if instructions else {}
     rates = unit_rates(target.compute_capability)
-    accesses = _count_accesses(instructions)
+    accesses = count_accesses(instructions)
     explained = ExplainedKernel(
         name=plan.name,
         family=variant.family,
@@ -475,7 +520,7 @@ def _explain_kernel(kernel: BuiltKernel, figures: GpuFigures, nominal: Figure | 
         reasons=tuple((reason.choice, reason.value, reason.why) for reason in plan.reasons),
         missing=kernel.missing,
         accesses=accesses,
-        wide_share=_wide_share(accesses),
+        wide_share=wide_share(accesses),
         in_flight_per_thread=computed(per_thread, "B", "what a thread loads before it needs any of it"),
         littles_law_per_sm=None
         if little is None
@@ -511,12 +556,13 @@ def _explain_kernel(kernel: BuiltKernel, figures: GpuFigures, nominal: Figure | 
     )
 
 
-def _count_accesses(instructions: Sequence[Instruction]) -> tuple[AccessCount, ...]:
+def count_accesses(instructions: Sequence[Instruction]) -> tuple[AccessCount, ...]:
+    """Loads and stores by space and width, constants apart."""
     counts = Counter((a.space, a.kind, a.width_bits) for a in memory_accesses(instructions) if a.space != "constant")
     return tuple(AccessCount(kind, space, width, counts[space, kind, width]) for space, kind, width in sorted(counts))
 
 
-def _wide_share(accesses: Sequence[AccessCount]) -> Figure | None:
+def wide_share(accesses: Sequence[AccessCount]) -> Figure | None:
     """The share of the bytes of global memory that a thread moves by accesses of 16 bytes and more."""
     widths = [(access.width_bits, access.count) for access in accesses if access.space in ("global", "generic")]
     whole = sum(width * count for width, count in widths)
@@ -535,7 +581,7 @@ def _eager_cost(
     time = None
     if achievable is not None:
         time_us = sum(
-            kernel.nbytes / (achievable.value * _US_BYTES * PATHS[kernel.path].share) + kernel.launches * LAUNCH_US for kernel in kernels
+            kernel.nbytes / (achievable.value * US_BYTES * PATHS[kernel.path].share) + kernel.launches * LAUNCH_US for kernel in kernels
         )
         time = assumed(time_us, "us", f"bytes / (achievable x the path's share on an H200) + {LAUNCH_US} us a launch")
     return EagerCost(
@@ -554,15 +600,16 @@ def _judge(explanation: Explanation, read_share: float) -> tuple[Verdict, ...]:
     if not explanation.num_elements:
         nothing = computed(1.0, "x", "no kernel runs")
         return (Verdict("empty", nothing, "Nothing is computed: no result has elements, or every result is an argument", "Nothing to do."),)
-    found = [*_judge_sectors(explanation), *_judge_launches(explanation)]
+    found = [*judge_sectors(explanation), *judge_launches(explanation)]
     for position, kernel in enumerate(explanation.kernels):
         own = [operand for operand in explanation.operands if operand.kernel == position]
         found += _judge_kernel(explanation, kernel, own, read_share)
-    limits = sorted((verdict for verdict in found if verdict.effect.value >= _WORTH_NAMING), key=lambda v: -v.effect.value)
-    return (*limits, *_judge_measured(explanation, limits), _memory_verdict(explanation, bool(limits)))
+    limits = sorted((verdict for verdict in found if verdict.effect.value >= WORTH_NAMING), key=lambda v: -v.effect.value)
+    return (*limits, *judge_measured(explanation, limits), judge_memory(explanation, bool(limits)))
 
 
-def _judge_launches(explanation: Explanation) -> list[Verdict]:
+def judge_launches(explanation: Explanation) -> list[Verdict]:
+    """What launching takes beside the memory time."""
     wall = explanation.achievable_time
     if wall is None:
         return []
@@ -572,7 +619,8 @@ def _judge_launches(explanation: Explanation) -> list[Verdict]:
     return [Verdict("launch", assumed(1 + launches / wall.value, "x", f"{LAUNCH_US} us a launch, on an H200"), text, step)]
 
 
-def _judge_sectors(explanation: Explanation) -> list[Verdict]:
+def judge_sectors(explanation: Explanation) -> list[Verdict]:
+    """Sectors that are moved and used in part alone, whoever asks for them."""
     # The first and the last sector of an operand are no waste of its stride.
     wasteful = [o for o in explanation.operands if o.moved.value - o.minimal.value > 2 * SECTOR_BYTES and o.efficiency.value < 1]
     if not wasteful:
@@ -584,7 +632,7 @@ def _judge_sectors(explanation: Explanation) -> list[Verdict]:
     return [Verdict("sectors", computed(1 / explanation.efficiency.value, "x", "moved / minimal bytes"), text, step)]
 
 
-_UNITS: dict[Unit, tuple[str, str]] = {
+UNIT_ADVICE: dict[Unit, tuple[str, str]] = {
     "special": (
         "Special-function-bound",
         "Use fewer exponentials, divisions and sines an element: half results take cheap formulas, fp32 ones with fast_math=True.",
@@ -617,10 +665,10 @@ def _judge_units(explanation: Explanation, kernel: ExplainedKernel, own: Sequenc
         return []
     found = []
     moved = sum(operand.moved.value for operand in own)
-    memory_us = min(explanation.moved.value, moved) / (achievable.value * _US_BYTES)
+    memory_us = min(explanation.moved.value, moved) / (achievable.value * US_BYTES)
     for unit, time in kernel.unit_times.items():
         if time.value > memory_us:
-            name, step = _UNITS[unit]
+            name, step = UNIT_ADVICE[unit]
             count = kernel.instructions[unit].value
             text = f"{name}: {count:.1f} instructions an element of {kernel.name} take {time.value:.1f} us, the memory {memory_us:.1f} us"
             found.append(Verdict(unit, Figure(time.value / memory_us, "x", time.kind, "unit time / memory time"), text, step))
@@ -629,7 +677,7 @@ def _judge_units(explanation: Explanation, kernel: ExplainedKernel, own: Sequenc
 
 def _judge_requests(own: Sequence[ExplainedOperand]) -> list[Verdict]:
     """Accesses of a warp that are scattered where the operand as a whole is not: other warps fetch the same sectors again."""
-    scattered = [o for o in own if o.access == "strided" and o.warp_efficiency.value < o.efficiency.value / _WORTH_NAMING]
+    scattered = [o for o in own if o.access == "strided" and o.warp_efficiency.value < o.efficiency.value / WORTH_NAMING]
     if not scattered:
         return []
     extra = sum(o.minimal.value / o.warp_efficiency.value - o.moved.value for o in scattered)
@@ -659,7 +707,7 @@ def _judge_widths(explanation: Explanation, kernel: ExplainedKernel, own: Sequen
         for a in in_memory
         if a.width_bits // 8 in NARROW_SLOWDOWN and (_ROLES[a.kind], a.width_bits) not in vectors
     ]
-    narrow = [(access, share) for access, share in shares if share >= _WORTH_NAMING - 1]
+    narrow = [(access, share) for access, share in shares if share >= WORTH_NAMING - 1]
     if not narrow:
         return []
     kinds = ", ".join(f"{a.count} {a.kind}s of {a.width_bits // 8} B" for a, _ in narrow)
@@ -691,11 +739,16 @@ def _judge_residency(kernel: ExplainedKernel, read_share: float) -> list[Verdict
             text = f"Too few bytes in flight: {short}{limited}"
             step = "More warps an SM (fewer registers: a smaller function) or more bytes a load (a layout that vectors fit)."
             found.append(Verdict("in_flight", effect, text, step))
-    if waves is not None and waves > 1 and kernel.last_wave is not None:
-        text = f"A tail: {waves:.2f} waves of {kernel.name}, the last {kernel.last_wave.value:.0%} full"
-        effect = computed(math.ceil(waves) / waves, "x", "whole waves / waves")
-        found.append(Verdict("tail", effect, text, "Nothing to change in the function: larger tensors hide it."))
-    return found
+    return [*found, *judge_tail(kernel, "Nothing to change in the function: larger tensors hide it.")]
+
+
+def judge_tail(kernel: ExplainedKernel, step: str) -> list[Verdict]:
+    """The last wave of blocks, if it leaves SMs idle; ``step`` is what to try next."""
+    waves = kernel.waves.value if kernel.waves else None
+    if waves is None or waves <= 1 or kernel.last_wave is None:
+        return []
+    text = f"A tail: {waves:.2f} waves of {kernel.name}, the last {kernel.last_wave.value:.0%} full"
+    return [Verdict("tail", computed(math.ceil(waves) / waves, "x", "whole waves / waves"), text, step)]
 
 
 def _judge_spills(kernel: ExplainedKernel, own: Sequence[ExplainedOperand]) -> list[Verdict]:
@@ -708,7 +761,8 @@ def _judge_spills(kernel: ExplainedKernel, own: Sequence[ExplainedOperand]) -> l
     return [Verdict("spills", effect, text, "Split the function, or return fewer results at a time.")]
 
 
-def _judge_measured(explanation: Explanation, limits: Sequence[Verdict]) -> list[Verdict]:
+def judge_measured(explanation: Explanation, limits: Sequence[Verdict]) -> list[Verdict]:
+    """A measured time that ``limits`` do not account for."""
     measured, wall = explanation.measured_time, explanation.achievable_time
     if measured is None or wall is None:
         return []
@@ -720,10 +774,11 @@ def _judge_measured(explanation: Explanation, limits: Sequence[Verdict]) -> list
     return [Verdict("unexplained", effect, text, "Profile it with Nsight Compute, and check the clock in wl.bench's result.")]
 
 
-def _memory_verdict(explanation: Explanation, has_limits: bool) -> Verdict:
+def judge_memory(explanation: Explanation, has_limits: bool) -> Verdict:
+    """The bound itself, which stands behind every other limit."""
     effect = computed(1.0, "x", "the bound itself")
     per = explanation.bytes_per_element.value
-    eager = explanation.eager.bytes_per_element.value
+    eager = explanation.eager.bytes_per_element.value if explanation.eager else 0.0
     saved = f"; eager moves {eager:.4g}" if eager > per else ""
     wall = f", {explanation.achievable_time.value:.1f} us" if explanation.achievable_time else ""
     if has_limits:
@@ -761,8 +816,8 @@ def _sections(e: Explanation) -> list[tuple[str, list[_Row]]]:
                     "minimal": e.minimal,
                     "moved by sectors": e.moved,
                     "efficiency": e.efficiency,
-                    "fused": e.bytes_per_element,
-                    "eager": e.eager.bytes_per_element,
+                    "fused" if e.eager else "an element": e.bytes_per_element,
+                    "eager": e.eager.bytes_per_element if e.eager else None,
                 }
             ),
         ),
@@ -775,15 +830,25 @@ def _sections(e: Explanation) -> list[tuple[str, list[_Row]]]:
                     "least time": e.least_time,
                     "achievable time": e.achievable_time,
                     "measured time": e.measured_time,
-                    "eager": e.eager.time,
+                    "eager": e.eager.time if e.eager else None,
                 }
             ),
         ),
         ("Operands", [_operand_row(operand) for operand in e.operands]),
         *((f"Kernel {k.name}: {k.grid:,} blocks of {k.threads} threads", _kernel_rows(k)) for k in e.kernels),
-        ("Eager PyTorch would run", [_aten_row(kernel) for kernel in e.eager.kernels]),
+        ("Eager PyTorch would run", [_aten_row(kernel) for kernel in e.eager.kernels] if e.eager else []),
+        *((f"Counters of {counters.kernel}, by Nsight Compute", _counter_rows(counters)) for counters in e.counters),
     ]
     return [section for section in sections if section[1]]
+
+
+def _counter_rows(counters: KernelCounters) -> list[_Row]:
+    rows: list[_Row] = []
+    for name, figure in counters.counted.items():
+        other = counters.computed.get(name)
+        beside = f"; computed: {_text(other)}" if other else ""
+        rows.append((name, _text(figure), figure.unit, figure.kind, f"{figure.source}{beside}"))
+    return rows
 
 
 def _operand_row(o: ExplainedOperand) -> _Row:
