@@ -21,7 +21,8 @@ def emit_pitched(program: Program, variant: Variant) -> str:
     rank, count = variant.rank, variant.elements
     index, unsigned, _ = INDEX_TYPES[variant.index_bits]
     loads = walked_loads(program, variant)
-    stores = list(zip(program.results, variant.stores, strict=True))
+    by_name = {} if variant.is_whole else {"vector": "whole"}
+    stores = [(r, by_name.get(access, access)) for r, access in zip(program.results, variant.stores, strict=True)]
     beat = program.results[0].name
     divisors = ["slots0", *(f"size{d}" for d in range(1, rank - 1))]
     sizes = ["n", "size0", "phase", *division_sizes(divisors), *walk_sizes(loads, rank)]

@@ -22,7 +22,8 @@ def emit_rows(program: Program, variant: Variant) -> str:
     rank, count = variant.rank, variant.elements
     index, unsigned, _ = INDEX_TYPES[variant.index_bits]
     loads = walked_loads(program, variant)
-    stores = list(zip(program.results, variant.stores, strict=True))
+    by_name = {} if variant.is_whole else {"vector": "whole"}
+    stores = [(r, by_name.get(access, access)) for r, access in zip(program.results, variant.stores, strict=True)]
     divisors, inner = [f"size{d}" for d in range(rank - 1)], [f"at{d}" for d in range(rank - 1)]
     sizes = ["n", "pad", *division_sizes(divisors), *walk_sizes(loads, rank)]
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from wideload.emit.positions import position_sizes
 from wideload.emit.text import indented
 from wideload.lower import Program
-from wideload.plan import MANY_LOADS, MANY_LOADS_BLOCKS, RING_BLOCKS, TILE_BLOCKS, Variant
+from wideload.plan import ACCESS_BYTES, MANY_LOADS, MANY_LOADS_BLOCKS, NARROW_RING_BLOCKS, REGISTER_BYTES, RING_BLOCKS, TILE_BLOCKS, Variant
 
 __all__ = ["emit_definition", "emit_uniform"]
 
@@ -42,11 +42,16 @@ def _head(program: Program, variant: Variant, sizes: Sequence[str]) -> str:
     listed = ",\n    ".join(parameters)
     num_loads = sum({"vector": variant.strip.rows if variant.strip else 1, "row": 1, "repeated": 1}.get(a, 0) for a in variant.loads)
     has_many_loads = variant.is_whole and num_loads >= MANY_LOADS
-    is_direct = bool({"vector", "realigned", "strided"} & set(variant.loads))
-    tile_blocks = RING_BLOCKS if variant.tile and variant.tile.ring and not is_direct else TILE_BLOCKS
-    blocks = tile_blocks if variant.tile else MANY_LOADS_BLOCKS if has_many_loads else None
+    blocks = _tile_blocks(variant) if variant.tile else MANY_LOADS_BLOCKS if has_many_loads else None
     bounds = f"{variant.threads}, {blocks}" if blocks else variant.threads
     return f'extern "C" __global__ void __launch_bounds__({bounds})\n{program.name}_{variant.family}(\n    {listed})'
+
+
+def _tile_blocks(variant: Variant) -> int:
+    assert variant.tile is not None
+    if not variant.tile.ring or {"vector", "realigned", "strided"} & set(variant.loads):
+        return TILE_BLOCKS
+    return NARROW_RING_BLOCKS if variant.tile.width * REGISTER_BYTES > ACCESS_BYTES else RING_BLOCKS
 
 
 def _by_value(ctype: str, name: str) -> list[str]:

@@ -317,7 +317,8 @@ class _TileText:
 
     def _store_whole(self) -> list[str]:
         stores = zip(self.program.results, self.variant.stores, strict=True)
-        return [f"store_{how}({r.name}_data + ({self._line_of(r.name)} + ({self.unsigned})column), {r.name}_v);" for r, how in stores]
+        by = {"vector": "whole", "elements": "elements"}
+        return [f"store_{by[how]}({r.name}_data + ({self._line_of(r.name)} + ({self.unsigned})column), {r.name}_v);" for r, how in stores]
 
     def _store_inside(self) -> list[str]:
         lines = []

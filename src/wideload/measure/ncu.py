@@ -158,6 +158,10 @@ def add_counters(explanation: Explanation, launches: Sequence[Relaunch]) -> Expl
     return replace(explanation, counters=counters)
 
 
+_LEAST_REGISTERS = 16
+"""What ncu counts of kernels for which ptxas says fewer (seen on sm_90: 10 and 12)."""
+
+
 def _counted(profiled: Profiled) -> dict[str, Figure]:
     figures = {}
     for label, metric in METRICS.items():
@@ -184,7 +188,7 @@ def _computed(explanation: Explanation, position: int, launch: Relaunch) -> dict
         figures["sectors loaded"] = computed(launch.sectors[0], "sectors", "PTX, executed for some blocks")
         figures["sectors stored"] = computed(launch.sectors[1], "sectors", "PTX, executed for some blocks")
     if kernel.registers is not None:
-        figures["registers"] = kernel.registers
+        figures["registers"] = computed(max(_LEAST_REGISTERS, kernel.registers.value), "a thread", "ptxas; the hardware gives 16 at least")
     if kernel.occupancy is not None:
         figures["theoretical occupancy"] = computed(100 * kernel.occupancy.value, "%", kernel.occupancy.source)
     if explanation.measured_time is not None and len(explanation.kernels) == 1:

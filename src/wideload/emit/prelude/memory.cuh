@@ -198,12 +198,15 @@ template <> struct bytes_word<4> { typedef unsigned type; };
 template <> struct bytes_word<2> { typedef unsigned short type; };
 template <> struct bytes_word<1> { typedef unsigned char type; };
 
-// As store_vector, by name: beside stores of single elements to the same place NVVM takes a plain store apart for sm_80 and sm_90.
+// As store_vector, by name: NVVM takes a plain store apart for sm_80 and sm_90 beside stores of single elements to the same place, and
+// of fp32 behind 64-bit indices. The L2 then gets four requests for each: 4.0 times the sectors on an H200.
 template <class T, class C, int N> DEVICE void store_whole(T* p, const C (&x)[N])
 {
     typedef vec<T, N, (sizeof(T) < 4 && sizeof(T) * N % 4 == 0)> V;
-    typedef typename bytes_word<sizeof(V)>::type W;
+    const int bytes = sizeof(V) < 16 ? sizeof(V) : 16;
+    typedef typename bytes_word<bytes>::type W;
     V v = {};
     pack(v, x);
-    __stwb(reinterpret_cast<W*>(p), *reinterpret_cast<W*>(&v));
+#pragma unroll
+    for (int k = 0; k < (int)sizeof(V) / bytes; ++k) __stwb(reinterpret_cast<W*>(p) + k, reinterpret_cast<W*>(&v)[k]);
 }

@@ -37,7 +37,7 @@ template <int N, class T> DEVICE vec<T, N> load_chunk(const T* p, bool fetches_b
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     vec<unsigned, 4> w;
-    asm("{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.global.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4]; @!p ld.global.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+    asm("{ .reg .pred %%hint; setp.ne.u32 %%hint, %5, 0; @%%hint ld.global.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4]; @!%%hint ld.global.v4.u32 {%0, %1, %2, %3}, [%4]; }"
         : "=r"(w.at[0]), "=r"(w.at[1]), "=r"(w.at[2]), "=r"(w.at[3])
         : "l"(p), "r"((unsigned)fetches_block));
     return *reinterpret_cast<vec<T, N>*>(&w);
@@ -129,7 +129,7 @@ template <class V> DEVICE void copy_word(V* to, const V* from, bool is_wanted)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     const unsigned place = (unsigned)__cvta_generic_to_shared(to);
-    asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p cp.async.cg.shared.global.L2::256B [%0], [%1], 16; }" ::"r"(place), "l"(from), "r"((unsigned)is_wanted) : "memory");
+    asm volatile("{ .reg .pred %%wanted; setp.ne.u32 %%wanted, %2, 0; @%%wanted cp.async.cg.shared.global.L2::256B [%0], [%1], 16; }" ::"r"(place), "l"(from), "r"((unsigned)is_wanted) : "memory");
 #else
     if (is_wanted) write_tile(to, *from);
 #endif
