@@ -74,6 +74,10 @@ def replay_layout(expr: Expr, operands: Sequence[NodeLayout], device_type: str) 
                 shape = broadcast_shapes(*(source.shape for source in sources))
                 keeps = node.op.keeps_format and is_row_major(shape, sources[0].strides)
                 layouts.append(sources[0] if keeps else NodeLayout(shape, contiguous_strides(shape)))
+            case Apply() if node.op.makes_channels_last:
+                source = layouts[node.operands[0]]
+                keeps = node.op.keeps_format and has_channels_last(source.shape, source.strides)
+                layouts.append(source if keeps else NodeLayout(source.shape, channels_last_strides(source.shape)))
             case Apply() if node.op.keeps_format:
                 source = layouts[node.operands[0]]
                 layouts.append(NodeLayout(source.shape, like_strides(source.shape, source.strides)))

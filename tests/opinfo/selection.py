@@ -30,7 +30,7 @@ _LOSSES = """
     margin_ranking_loss mse_loss poisson_nll_loss smooth_l1_loss soft_margin_loss
 """
 _OTHERS = """
-    addcdiv addcmul alias_copy clamp clone contiguous full_like lerp logaddexp2 masked_fill native_dropout_backward ones_like
+    addcdiv addcmul alias_copy clamp clone contiguous full_like lerp logaddexp2 masked_fill ones_like
     resolve_conj resolve_neg to where zeros_like
 """
 _ACTIVATIONS = "gelu glu hardswish leaky_relu"
