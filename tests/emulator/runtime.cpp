@@ -307,7 +307,7 @@ static long double inverse_erfc(long double y)
 {
     if (!(y > 0 && y < 2)) return y == 0 ? INFINITY : y == 2 ? -INFINITY : NAN;
     if (y > 1) return -inverse_erfc(2 - y);
-    long double x = y > 0.5L ? (1 - y) * 0.886L : std::sqrt(-std::log(y * std::sqrt(M_PIl * -std::log(y / 2))));
+    long double x = y > 0.3L ? (1 - y) * 0.886L : std::sqrt(-std::log(y * std::sqrt(M_PIl * -std::log(y / 2))));
     for (int k = 0; k < 12; ++k) x += (std::erfc(x) - y) * std::exp(x * x) * std::sqrt(M_PIl) / 2;
     return x;
 }
@@ -327,8 +327,9 @@ double j0(double x) { return ::j0(x); }
 double j1(double x) { return ::j1(x); }
 double y0(double x) { return ::y0(x); }
 double y1(double x) { return ::y1(x); }
-double cyl_bessel_i0(double x) { return std::isinf(x) ? INFINITY : std::cyl_bessel_i(0.0, std::fabs(x)); }
-double cyl_bessel_i1(double x) { return std::copysign(std::isinf(x) ? INFINITY : std::cyl_bessel_i(1.0, std::fabs(x)), x); }
+// Infinite from 714 on.
+double cyl_bessel_i0(double x) { return std::fabs(x) > 714 ? INFINITY : std::cyl_bessel_i(0.0, std::fabs(x)); }
+double cyl_bessel_i1(double x) { return std::copysign(std::fabs(x) > 714 ? INFINITY : std::cyl_bessel_i(1.0, std::fabs(x)), x); }
 
 float fmaf(float x, float y, float z) { return std::fma(x, y, z); }
 double fma(double x, double y, double z) { return std::fma(x, y, z); }

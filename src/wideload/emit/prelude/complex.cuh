@@ -268,8 +268,9 @@ template <class T> FUNCTION complex<T> complex_sinc(complex<T> z)
     const complex<T> angle = scaled(z, (T)3.1415926535897931);
     const T s = sinpi(z.re), c = cospi(z.re), y = fabs(angle.im), unit = 1 / tail<T>::scale;
     if (!(y > tail<T>::shift)) return complex_divide(complex<T>(s * cosh(y), c * sinh(angle.im)), angle);
+    const complex<T> q = complex_divide(complex<T>(s, z.im < 0 ? -c : c), angle);
     const T e = exp(y - tail<T>::shift) / 2;
-    return scaled(complex_divide(complex<T>(s * e, c * copysign(e, z.im)), angle), unit);
+    return {q.re == 0 ? q.re : q.re * e * unit, q.im == 0 ? q.im : q.im * e * unit};
 }
 
 template <class T> FUNCTION complex<T> complex_power(complex<T> base, complex<T> exponent) { return complex_exp(exponent * complex_log(base)); }

@@ -13,7 +13,11 @@ DEVICE double not_a_number() { return __longlong_as_double(0x7ff8000000000000ll)
 
 DEVICE double infinity() { return __longlong_as_double(0x7ff0000000000000ll); }
 
-template <class T> DEVICE T sinc(T x) { return x == 0 ? (T)1 : sinpi(x) / (x * (T)3.1415926535897931); }
+// Below, sin(x) / x is 1 to half a unit in the last place.
+template <class T> struct sine_range { static constexpr T least = (T)1.22070312e-4; };
+template <> struct sine_range<double> { static constexpr double least = 3.7252902984619141e-9; };
+
+template <class T> DEVICE T sinc(T x) { return fabs(x) < sine_range<T>::least ? (T)1 : sinpi(x) / (x * (T)3.1415926535897931); }
 
 template <class T> DEVICE T sinc_eager(T x)
 {
@@ -40,28 +44,50 @@ FUNCTION double log_normal_cdf(double x)
 }
 DEVICE float log_normal_cdf(float x) { return (float)log_normal_cdf((double)x); }
 
-template <class T> DEVICE T spherical_bessel(T x) { return x == 0 ? (T)1 : isinf(x) ? (T)0 : math_sin(x) / x; }
+template <class T> DEVICE T spherical_bessel(T x) { return fabs(x) < sine_range<T>::least ? (T)1 : isinf(x) ? (T)0 : math_sin(x) / x; }
 
-// torch's Bessel functions of the real line are NaN at infinity.
-FUNCTION double bessel_j0(double x) { return isinf(x) ? not_a_number() : j0(x); }
+// The Bessel functions beyond 25 by Hankel's expansion, of which the 18th term is 2^-50 and the phase is exact; 4 order^2 is `four`.
+FUNCTION double bessel_far(double x, double four, bool is_second)
+{
+    double term = 1, p = 1, q = 0;
+    for (int k = 1; k < 19; ++k) {
+        term *= (four - (2 * k - 1) * (2 * k - 1)) / (8 * k * x);
+        (k % 2 ? q : p) += k % 4 == 1 || k % 4 == 0 ? term : -term;
+    }
+    const double plus = math_sin(x) + math_cos(x), minus = math_sin(x) - math_cos(x);
+    const double cosine = four == 0 ? plus : minus, sine = four == 0 ? minus : -plus;
+    return (is_second ? p * sine + q * cosine : p * cosine - q * sine) / sqrt(3.1415926535897931 * x);
+}
+
+// NaN at infinity, as torch's.
+FUNCTION double bessel_j0(double x) { return fabs(x) > 25 ? bessel_far(fabs(x), 0, false) : j0(x); }
 DEVICE float bessel_j0(float x) { return (float)bessel_j0((double)x); }
 
-FUNCTION double bessel_j1(double x) { return isinf(x) ? not_a_number() : j1(x); }
+FUNCTION double bessel_j1(double x)
+{
+    if (!(fabs(x) > 25)) return j1(x);
+    const double y = bessel_far(fabs(x), 4, false);
+    return x < 0 ? -y : y;
+}
 DEVICE float bessel_j1(float x) { return (float)bessel_j1((double)x); }
 
-FUNCTION double bessel_y0(double x) { return isinf(x) ? not_a_number() : x == 0 ? -infinity() : y0(x); }
+FUNCTION double bessel_y0(double x) { return x > 25 ? bessel_far(x, 0, true) : x == 0 ? -infinity() : y0(x); }
 DEVICE float bessel_y0(float x) { return (float)bessel_y0((double)x); }
 
-FUNCTION double bessel_y1(double x) { return isinf(x) ? not_a_number() : x == 0 ? -infinity() : y1(x); }
+FUNCTION double bessel_y1(double x) { return x > 25 ? bessel_far(x, 4, true) : x == 0 ? -infinity() : y1(x); }
 DEVICE float bessel_y1(float x) { return (float)bessel_y1((double)x); }
 
-FUNCTION double bessel_i0(double x) { return cyl_bessel_i0(x); }
+FUNCTION double bessel_i0(double x) { return isinf(x) ? not_a_number() : cyl_bessel_i0(x); }
 DEVICE float bessel_i0(float x) { return (float)bessel_i0((double)x); }
 
-FUNCTION double bessel_i1(double x) { return cyl_bessel_i1(x); }
+FUNCTION double bessel_i1(double x)
+{
+    const double y = isinf(x) ? not_a_number() : cyl_bessel_i1(fabs(x));
+    return x < 0 ? -y : y;
+}
 DEVICE float bessel_i1(float x) { return (float)bessel_i1((double)x); }
 
-// exp(-x) I(x) beyond 30 by its asymptotic series, of which the 17th term is 2^-56: 4 order^2 is `four`.
+// exp(-x) I(x) beyond 30 by its asymptotic series, of which the 17th term is 2^-56.
 DEVICE double scaled_bessel_series(double x, double four)
 {
     double term = 1, sum = 1;
@@ -81,8 +107,8 @@ DEVICE float scaled_bessel_i0(float x) { return (float)scaled_bessel_i0((double)
 
 FUNCTION double scaled_bessel_i1(double x)
 {
-    const double a = fabs(x);
-    return copysign(a > 30 ? scaled_bessel_series(a, 4) : exp(-a) * cyl_bessel_i1(a), x);
+    const double a = fabs(x), y = a > 30 ? scaled_bessel_series(a, 4) : exp(-a) * cyl_bessel_i1(a);
+    return x < 0 ? -y : y;
 }
 DEVICE float scaled_bessel_i1(float x) { return (float)scaled_bessel_i1((double)x); }
 
@@ -474,10 +500,11 @@ template <class T> DEVICE T common_divisor(T a, T b)
     return b;
 }
 
+// The product of narrow integers is one of int, as torch's: cut after its sign.
 template <class T> DEVICE T common_multiple(T a, T b)
 {
     const T d = common_divisor(a, b);
-    return d == 0 ? (T)0 : wrap_abs(wrap_mul(divide_trunc(a, d), b));
+    return d == 0 ? (T)0 : (T)wrap_abs(wrap_mul(+divide_trunc(a, d), +b));
 }
 
 // The next value of bf16, whose bits are the upper ones of fp32's, and of fp16. Both arguments are rounded to the type first.
