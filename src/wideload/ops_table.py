@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from wideload.dtypes import DTYPES, Kind
 from wideload.errors import TraceError
 
-__all__ = ["FORMATS", "OPS", "SPELLINGS", "Call", "Op", "OperandType", "Spelling", "call"]
+__all__ = ["OPS", "SPELLINGS", "Call", "Op", "OperandType", "Spelling", "call", "to_format"]
 
 OperandType = Literal["result", "common", "bool", "own", "shape"]
 """What an operand is converted to before the op computes.
@@ -231,7 +231,7 @@ def _in_double(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _absolute(input: Any) -> Any:
     """``torch.abs``; of bools too, which torch has on CUDA alone."""
-    return input.clone() if getattr(input, "dtype", None) == torch.bool else torch.abs(input)
+    return input | input if getattr(input, "dtype", None) == torch.bool else torch.abs(input)
 
 
 _row(
@@ -300,24 +300,37 @@ _op(
 )
 _op("reciprocal", "input", torch.reciprocal, floating="1 / {input}", complex="::complex_reciprocal({input})")
 _row("clone", "input", torch.clone, complex="{input}", every="{input}", keeps_format=True)
-FORMATS: dict[torch.memory_format, str] = {
-    torch.contiguous_format: "contiguous",
-    torch.channels_last: "channels_last",
-    torch.channels_last_3d: "channels_last_3d",
+_FORMATS: dict[torch.memory_format, tuple[str, int | None]] = {
+    torch.contiguous_format: ("contiguous", None),
+    torch.channels_last: ("channels_last", 4),
+    torch.channels_last_3d: ("channels_last_3d", 5),
 }
-"""The rows that bring a tensor to a memory format if it has another; with ``clone_`` before them, the rows that copy it in any case."""
-for _name in FORMATS.values():
-    for _prefix in ("", "clone_"):
+"""The rows that bring a tensor to a memory format if it has another, and the number of dims that it takes; with ``clone_`` before
+their names, the rows that copy it in any case."""
+for _format, (_name, _rank) in _FORMATS.items():
+    for _prefix, _method in (("", torch.Tensor.contiguous), ("clone_", torch.clone)):
         _row(
             f"{_prefix}{_name}",
             "input",
-            torch.clone,
+            lambda input, method=_method, format=_format, rank=_rank: (
+                method(input, memory_format=format) if rank in (None, input.ndim) else method(input)  # samples for dtypes have one dim
+            ),
             complex="{input}",
             every="{input}",
             keeps_format=not _prefix,
             makes_contiguous=_name == "contiguous",
             makes_channels_last=_name != "contiguous",
         )
+
+
+def to_format(input: Any, memory_format: torch.memory_format, *, copies: bool) -> Call:
+    """``input`` in a memory format other than ``preserve_format``; with ``copies`` a new tensor also where it has it."""
+    if memory_format not in _FORMATS:
+        raise TypeError(f"the memory format is {memory_format}; allowed: {', '.join(map(str, _FORMATS))}")
+    name, rank = _FORMATS[memory_format]
+    if rank not in (None, input.ndim):
+        raise TypeError(f"{memory_format} is for tensors of {rank} dims, got one of {input.ndim}")
+    return call(f"clone_{name}" if copies else name, input)
 _op("detach", "input", torch.detach, complex="{input}", every="{input}", is_alias=True)
 
 
@@ -328,12 +341,12 @@ def _add(input: Any, other: Any, *, alpha: Any = 1) -> Call:
 
 @_spells("clone")
 def _clone(input: Any, *, memory_format: torch.memory_format = torch.preserve_format) -> Call:
-    return call(f"clone_{FORMATS[memory_format]}" if memory_format in FORMATS else "clone", input)
+    return call("clone", input) if memory_format == torch.preserve_format else to_format(input, memory_format, copies=True)
 
 
 @_spells("contiguous")
-def _contiguous(input: Any, memory_format: torch.memory_format = torch.contiguous_format) -> Call:
-    return call(FORMATS[memory_format], input)
+def _contiguous(input: Any, *, memory_format: torch.memory_format = torch.contiguous_format) -> Call:
+    return to_format(input, memory_format, copies=False)
 
 
 @_spells("alias_copy")
@@ -466,13 +479,12 @@ for _name, _floating, _of_complex, _signed, _unsigned in (
         types="common",
     )
 
-_row("isreal", "input", torch.isreal, complex="{input}.im == 0", every="true", types="own", makes_contiguous=True)
-_row("isreal_complex", "input", torch.isreal, complex="{input}.im == 0", every="true", types="own")
+_row("isreal", "input", torch.isreal, complex="{input}.im == 0", every="true", types="own", keeps_format=True)
 
 
 @_spells("isreal")
 def _isreal(input: Any) -> Call:
-    return call("isreal_complex" if input.dtype.is_complex else "isreal", input)
+    return call("eq", call("imag", input), 0) if input.dtype.is_complex else call("isreal", input)
 
 
 _op("logical_and", "input other", torch.logical_and, boolean="{input} && {other}", types="bool bool")
@@ -538,14 +550,25 @@ _row(
 )
 
 
+def _extreme(name: str, input: Any, *args: Any, **kwargs: Any) -> Call:
+    """``torch.max`` and ``torch.min``: of two tensors, element by element, or over the elements of one."""
+    (other, *rest) = [*args, *kwargs.values(), None]
+    if _is_number(other) or rest[:-1] or set(kwargs) - {"other"}:
+        raise TraceError(
+            f"{name} over the elements of a tensor is not an elementwise op. Compute it outside the fused function and pass its result, or "
+            "give it two tensors."
+        )
+    return call(f"{name}imum", input, other)
+
+
 @_spells("max")
-def _max(input: Any, other: Any) -> Call:
-    return call("maximum", input, other)
+def _max(input: Any, *args: Any, **kwargs: Any) -> Call:
+    return _extreme("max", input, *args, **kwargs)
 
 
 @_spells("min")
-def _min(input: Any, other: Any) -> Call:
-    return call("minimum", input, other)
+def _min(input: Any, *args: Any, **kwargs: Any) -> Call:
+    return _extreme("min", input, *args, **kwargs)
 
 
 def _where(input: Any, condition: Any, other: Any) -> Call:
@@ -880,8 +903,10 @@ for _names, _function, _cuda, _bound in (
     ("lgamma gammaln", torch.lgamma, "math_lgamma", 4),
     ("digamma psi", torch.digamma, "digamma", 8),
     ("log_ndtr", torch.special.log_ndtr, "log_normal_cdf", 8),
-    ("i0 modified_bessel_i0", torch.i0, "bessel_i0", 6),
-    ("i1 modified_bessel_i1", torch.special.i1, "bessel_i1", 6),
+    ("i0", torch.i0, "bessel_i0", 6),
+    ("i1", torch.special.i1, "bessel_i1", 6),
+    ("modified_bessel_i0", torch.special.modified_bessel_i0, "bessel_i0", 6),
+    ("modified_bessel_i1", torch.special.modified_bessel_i1, "bessel_i1", 6),
     ("i0e", torch.special.i0e, "scaled_bessel_i0", 8),
     ("i1e", torch.special.i1e, "scaled_bessel_i1", 8),
     ("modified_bessel_k0", torch.special.modified_bessel_k0, "bessel_k0", 16),
@@ -897,7 +922,14 @@ for _names, _function, _cuda, _bound in (
     _op(_names, "input", _function, floating=f"::{_cuda}({{input}})", ulp=(1, _bound), heavy=True)
 _op("spherical_bessel_j0", "input", torch.special.spherical_bessel_j0, floating="::spherical_bessel({input})", ulp=(5, 5), heavy=True)
 
-_row("polygamma", "input n", lambda input, n: torch.polygamma(n, input), floating="::polygamma({input}, {n})", ulp=(1, 32), heavy=True)
+_row(
+    "polygamma",
+    "input order",
+    lambda input, order: torch.polygamma(order, input),
+    floating="::polygamma({input}, {order})",
+    ulp=(1, 32),
+    heavy=True,
+)
 _op("zeta", "input other", torch.special.zeta, floating="::zeta({input}, {other})", ulp=(1, 32), heavy=True)
 for _names, _function, _side in (("igamma gammainc", torch.igamma, "false"), ("igammac gammaincc", torch.igammac, "true")):
     _op(_names, "input other", _function, floating=f"::incomplete_gamma({{input}}, {{other}}, {_side})", ulp=(1, 1000), heavy=True)
@@ -919,12 +951,29 @@ for _name, _cuda in (
 _op("gcd", "input other", torch.gcd, integer="::common_divisor({input}, {other})", heavy=True)
 _op("lcm", "input other", torch.lcm, integer="::common_multiple({input}, {other})", heavy=True)
 
+
+
+def _next_half(input: Any, other: Any, dtype: torch.dtype) -> Any:
+    """``torch.nextafter``, which the CPU lacks for fp16: in integers that are in the order of the values."""
+    start, end = torch.as_tensor(input).to(dtype), torch.as_tensor(other).to(dtype)
+
+    def ordered(x: Any) -> Any:
+        bits = x.view(torch.int16).int()
+        return torch.where(bits < 0, -(bits & 0x7FFF), bits)
+
+    position = ordered(start)
+    stepped = position + (ordered(end) - position).sign()
+    is_negative = (stepped < 0) | ((stepped == 0) & start.signbit())
+    bits = torch.where(is_negative, -stepped | -0x8000, stepped).to(torch.int16).view(dtype)
+    return torch.where(start.isnan() | end.isnan(), math.nan, torch.where(start == end, end, bits)).to(dtype)
+
+
 _row("nextafter", "input other", torch.nextafter, floating="::nextafter({input}, {other})")
 for _half in (torch.float16, torch.bfloat16):
     _row(
         f"nextafter_{DTYPES[_half].name}",
         "input other",
-        lambda input, other, half=_half: torch.nextafter(input.to(half), other.to(half)),
+        lambda input, other, half=_half: _next_half(input, other, half),
         floating=f"::next_{DTYPES[_half].name}({{input}}, {{other}})",
     )
 
@@ -1166,6 +1215,8 @@ def _halves(input: Any, dim: int) -> Any:
 
 @_spells("prelu")
 def _prelu(input: Any, weight: Any) -> Call:
+    if not input.dtype.is_floating_point or input.dtype != weight.dtype:
+        raise TypeError(f"prelu takes two floating-point tensors of one dtype, got {input.dtype} and {weight.dtype}")
     if weight.ndim == 1:
         weight = weight[0] if input.ndim < 2 else weight.view(-1, *(1,) * (input.ndim - 2))
     return call("prelu", input, weight)

@@ -40,7 +40,7 @@ from wideload.expr import (
     Viewed,
 )
 from wideload.layout import broadcast_shapes, contiguous_strides
-from wideload.ops_table import FORMATS, OPS, SPELLINGS, Call, Op
+from wideload.ops_table import OPS, SPELLINGS, Call, Op, to_format
 from wideload.promotion import infer_dtype, sample_of
 from wideload.structure import map_structure
 from wideload.views import VIEW_NAMES, View, ViewStep, apply_views, record_index, record_view
@@ -761,14 +761,11 @@ class _Tracer:
             result = self._cast(tensor, _CAST_METHODS[func])
         else:
             result = self._to(func, tensor, *args, **kwargs)
-        if memory_format not in FORMATS:
+        if memory_format in (None, torch.preserve_format):
             return result
-        rank, row = len(result._shape), FORMATS[memory_format]
-        if memory_format != torch.contiguous_format and rank != (4 if memory_format == torch.channels_last else 5):
-            raise self._misfit(f"{_spelled(func)} to {memory_format} of a tensor of {rank} dims (at {_user_location()}); it is for 4, _3d for 5.")
-        if result is tensor and memory_format == torch.contiguous_format and rank not in (4, 5):
+        if result is tensor and memory_format == torch.contiguous_format and len(result._shape) not in (4, 5):
             return result  # torch looks at no strides but those of channels_last
-        return self._apply(OPS[row if result is tensor else f"clone_{row}"], (result,))
+        return self._spell(func, to_format, (result, memory_format), {"copies": result is not tensor})
 
     def _to(self, func: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any) -> Any:
         wanted = [*args, *(kwargs[key] for key in ("dtype", "other") if key in kwargs)]
