@@ -680,8 +680,10 @@ class _Tracer:
         try:
             spelled = spelling(*args, **kwargs)
         except TypeError as error:
-            if isinstance(error, TraceError | DtypeError):
+            if isinstance(error, DtypeError) or " (at " in str(error):
                 raise
+            if isinstance(error, TraceError):
+                raise TraceError(f"{error} (at {_user_location()})") from None
             _refuse(f"{_spelled(func)}: {error}", "Call it as torch documents it")
         return map_structure(self._evaluate, spelled)
 
@@ -757,10 +759,8 @@ class _Tracer:
 
     def _convert(self, func: Callable[..., Any], tensor: Any, *args: Any, memory_format: Any = None, **kwargs: Any) -> Any:
         """``.to`` and the methods named as dtypes, whose result is the tensor itself where it has the dtype and format already."""
-        if func in _CAST_METHODS:
-            result = self._cast(tensor, _CAST_METHODS[func])
-        else:
-            result = self._to(func, tensor, *args, **kwargs)
+        dtype = _CAST_METHODS.get(func)
+        result = self._to(func, tensor, *args, **kwargs) if dtype is None else self._cast(tensor, dtype)
         if memory_format in (None, torch.preserve_format):
             return result
         if result is tensor and memory_format == torch.contiguous_format and len(result._shape) not in (4, 5):

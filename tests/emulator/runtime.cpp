@@ -327,9 +327,19 @@ double j0(double x) { return ::j0(x); }
 double j1(double x) { return ::j1(x); }
 double y0(double x) { return ::y0(x); }
 double y1(double x) { return ::y1(x); }
-// Infinite from 714 on.
-double cyl_bessel_i0(double x) { return std::fabs(x) > 714 ? INFINITY : std::cyl_bessel_i(0.0, std::fabs(x)); }
-double cyl_bessel_i1(double x) { return std::copysign(std::fabs(x) > 714 ? INFINITY : std::cyl_bessel_i(1.0, std::fabs(x)), x); }
+// The modified Bessel functions by their series, whose terms are positive; infinite from 714 on.
+static double modified_bessel(int order, double x)
+{
+    if (!(x < 714)) return x + INFINITY;
+    long double term = order ? x / 2.0L : 1, sum = 0;
+    for (int k = 1; term > sum * 1e-21L; ++k) {
+        sum += term;
+        term *= x * (long double)x / 4 / ((long double)k * (k + order));
+    }
+    return (double)sum;
+}
+double cyl_bessel_i0(double x) { return modified_bessel(0, std::fabs(x)); }
+double cyl_bessel_i1(double x) { return std::copysign(modified_bessel(1, std::fabs(x)), x); }
 
 float fmaf(float x, float y, float z) { return std::fma(x, y, z); }
 double fma(double x, double y, double z) { return std::fma(x, y, z); }

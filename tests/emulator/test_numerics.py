@@ -55,10 +55,7 @@ INEXACT_IN_TORCH = {"airy_ai", "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1
 UNARY = [
     op
     for op in OPS.values()
-    if "float" in op.cuda
-    and "shape" not in op.types
-    and (len(op.operands) == 1 or op.name in NUMBERS)
-    and op.name not in INEXACT_IN_TORCH
+    if "float" in op.cuda and "shape" not in op.types and (len(op.operands) == 1 or op.name in NUMBERS) and op.name not in INEXACT_IN_TORCH
 ]
 NAMES = [op.name for op in UNARY]
 

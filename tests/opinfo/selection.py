@@ -22,8 +22,8 @@ if importlib.util.find_spec("expecttest") is None:  # torch's testing modules im
     _stand_in.TestCase = unittest.TestCase  # type: ignore[attr-defined]
     sys.modules["expecttest"] = _stand_in
 
-from torch.testing._internal import common_methods_invocations as invocations  # noqa: E402
-from torch.testing._internal.opinfo.core import OpInfo  # noqa: E402
+from torch.testing._internal import common_methods_invocations as invocations
+from torch.testing._internal.opinfo.core import OpInfo
 
 _LOSSES = """
     binary_cross_entropy binary_cross_entropy_with_logits gaussian_nll_loss hinge_embedding_loss huber_loss kl_div l1_loss

@@ -62,7 +62,12 @@ NUMBER_OPERANDS: dict[str, float] = {
 }
 NUMBER_OPERANDS |= {"delta": 1, "eps": 0.1}
 NUMBER_OPERANDS |= {"neginf": 1, "negative_slope": 0.5, "posinf": 1, "threshold": 1, "value": 1}
-OF_THE_ROW: dict[str, dict[str, float]] = {"elu": {"alpha": 1.0}, "celu": {"alpha": 1.0}, "polygamma": {"order": 2}, "smooth_l1": {"beta": 1.0}}
+OF_THE_ROW: dict[str, dict[str, float]] = {
+    "elu": {"alpha": 1.0},
+    "celu": {"alpha": 1.0},
+    "polygamma": {"order": 2},
+    "smooth_l1": {"beta": 1.0},
+}
 
 
 def one_of_each(op: Op, dtype: torch.dtype) -> list[Any]:
@@ -100,7 +105,16 @@ def test_a_row_has_the_kinds_that_torch_computes(op: Op) -> None:
 # ---- spellings
 
 
-OF_SHAPES = (F.prelu, torch.Tensor.prelu, torch.polygamma, torch.special.polygamma, torch.max, torch.min, torch.Tensor.max, torch.Tensor.min)
+OF_SHAPES = (
+    F.prelu,
+    torch.Tensor.prelu,
+    torch.polygamma,
+    torch.special.polygamma,
+    torch.max,
+    torch.min,
+    torch.Tensor.max,
+    torch.Tensor.min,
+)
 """Spellings with tests of their own: a weight a channel, an order before the tensor, tensors alone; so have losses."""
 FUNCTIONS = [f for f in SPELLINGS if f not in OF_SHAPES and "reduction" not in inspect.signature(SPELLINGS[f]).parameters]
 X = {

@@ -289,11 +289,11 @@ DEVICE double log_gamma_1p_over(double a)
     return polynomial(fit, 2 * a - 1);
 }
 
-// x - log(1 + x) for |x| <= 0.1, without cancellation.
+// x - log(1 + x) for |x| <= 0.25, without cancellation.
 DEVICE double minus_log1p(double x)
 {
     double sum = 0;
-    for (int k = 17; k >= 2; --k) sum = 1.0 / k - x * sum;
+    for (int k = 28; k >= 2; --k) sum = 1.0 / k - x * sum;
     return x * x * sum;
 }
 
@@ -306,7 +306,7 @@ DEVICE double gamma_prefactor(double a, double x)
         0.08333333333333333
     };
     const double m = (x - a) / a, w = 1 / (a * a);
-    return exp(-a * (fabs(m) <= 0.1 ? minus_log1p(m) : m - log(x / a)) - polynomial(stirling, w) / a) / sqrt(6.2831853071795865 * a);
+    return exp(-a * (fabs(m) <= 0.25 ? minus_log1p(m) : m - log(x / a)) - polynomial(stirling, w) / a) / sqrt(6.2831853071795865 * a);
 }
 
 // The regularised incomplete gamma functions, P and Q = 1 - P: for large a near x Temme's expansion (DLMF 8.12), else the series of P,
