@@ -862,6 +862,8 @@ for _name, _function, _log in (("xlogy", torch.xlogy, "log"), ("xlog1py", torch.
 
 
 def _sinc_reference(input: Any) -> Any:
+    if input.is_complex():
+        return torch.sinc(input)
     whole = input.round()  # sin(pi x) of a remainder, which vanishes where it should
     sine = torch.sin(math.pi * (input - whole)) * (1 - 2 * torch.remainder(whole, 2))
     return torch.where(input == 0, 1.0, sine / (math.pi * input)) + 0.0

@@ -119,14 +119,14 @@ def compute(name: str, *operands: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def points(domains: list[Domain], dtype: torch.dtype, n: int = 60) -> torch.Tensor:
+def points(domains: list[Domain], dtype: torch.dtype, n: int = 24) -> torch.Tensor:
     rng = np.random.default_rng(1)
     return torch.from_numpy(np.concatenate([rng.uniform(*ends, n) for ends in domains])).to(dtype)
 
 
 def precisely(function: Callable[..., Any], *operands: torch.Tensor) -> torch.Tensor:
-    """In 60 digits, rounded to fp64."""
-    with mpmath.workdps(60):
+    """In 40 digits, rounded to fp64."""
+    with mpmath.workdps(40):
         values = [float(mpmath.re(function(*(mpmath.mpf(float(x)) for x in row)))) for row in zip(*operands, strict=True)]
     return torch.tensor(values, dtype=f64)
 
@@ -153,8 +153,8 @@ def test_functions_of_one_number(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", BINARY)
 def test_functions_of_two_numbers(name: str, dtype: torch.dtype) -> None:
     function, domains = BINARY[name]
-    x = torch.cat([points([first], dtype, 25) for first, _ in domains])
-    y = torch.cat([points([second], dtype, 25).roll(7) for _, second in domains])
+    x = torch.cat([points([first], dtype, 12) for first, _ in domains])
+    y = torch.cat([points([second], dtype, 12).roll(7) for _, second in domains])
     want = precisely(function, x, y)
     keep = want.abs() > (1e-30 if dtype == f32 else 1e-250)
     assert_near(name, compute(name, x, y)[keep], want[keep], 0, (x[keep], y[keep]))
@@ -173,9 +173,9 @@ def test_polygamma(order: int, dtype: torch.dtype) -> None:
 def test_polynomials(name: str, dtype: torch.dtype) -> None:
     is_shifted = name.startswith("shifted")
     for degree in (0, 1, 2, 5, 9, 30):
-        x = points([(0, 1) if is_shifted else (-1, 1), (1, 3)], dtype, 20)
+        x = points([(0, 1) if is_shifted else (-1, 1), (1, 3)], dtype, 10)
         want = precisely(lambda v, n=degree: POLYNOMIALS[name](n, v), x)
-        assert_near(name, compute(name, x, torch.full_like(x, degree)), want, max(1.0, float(want[:20].abs().max())), (x,))
+        assert_near(name, compute(name, x, torch.full_like(x, degree)), want, max(1.0, float(want[:10].abs().max())), (x,))
     x = torch.tensor([0.0, 1.0, -1.0, 0.5, 2.0], dtype=dtype)
     assert compute(name, x, torch.full_like(x, -1)).tolist() == [0] * 5
     for degree in (7, 12):  # at the ends of the range
@@ -236,7 +236,8 @@ def test_the_next_half(name: str, dtype: torch.dtype) -> None:
         if dtype == torch.bfloat16:
             want = torch.nextafter(every, toward).float()
         else:  # numpy returns the first of equal numbers, C and torch the second
-            want = torch.from_numpy(np.nextafter(every.numpy(), toward.numpy())).where(every != toward, toward).float()
+            with np.errstate(over="ignore"):
+                want = torch.from_numpy(np.nextafter(every.numpy(), toward.numpy())).where(every != toward, toward).float()
         assert_within(got, want, 0, (every,), f"{name} to {target}")
 
 

@@ -13,6 +13,7 @@ import torch
 
 from tests.opinfo.check import Outcome, check_pair
 from tests.opinfo.selection import Selected, select_ops
+from wideload.expr import Numerics
 
 __all__ = ["list_pairs", "run_pairs"]
 
@@ -26,19 +27,21 @@ def list_pairs(ops: tuple[Selected, ...], device: str) -> list[tuple[str, torch.
 _ops: dict[str, Selected] = {}
 
 
-def _check(name: str, dtype: torch.dtype, device: str, compiles: bool) -> Outcome:
+def _check(name: str, dtype: torch.dtype, device: str, numerics: Numerics, compiles: bool) -> Outcome:
     if not _ops:
         _ops.update((op.name, op) for op in select_ops())
         torch.set_num_threads(1)  # operands are small
-    return check_pair(_ops[name], dtype, device, compiles=compiles)
+    return check_pair(_ops[name], dtype, device, numerics=numerics, compiles=compiles)
 
 
-def run_pairs(pairs: list[tuple[str, torch.dtype]], device: str, compiles: bool, jobs: int) -> Iterator[Outcome]:
+def run_pairs(
+    pairs: list[tuple[str, torch.dtype]], device: str, *, numerics: Numerics = "eager", compiles: bool = False, jobs: int = 1
+) -> Iterator[Outcome]:
     """The outcomes, in the order of ``pairs``, computed in ``jobs`` processes."""
     if jobs == 1:
-        yield from (_check(name, dtype, device, compiles) for name, dtype in pairs)
+        yield from (_check(name, dtype, device, numerics, compiles) for name, dtype in pairs)
         return
     context = multiprocessing.get_context("spawn")  # a forked process has no CUDA
     with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        columns = [[name for name, _ in pairs], [dtype for _, dtype in pairs], [device] * len(pairs), [compiles] * len(pairs)]
-        yield from pool.map(_check, *columns, chunksize=4)
+        settings = ([value] * len(pairs) for value in (device, numerics, compiles))
+        yield from pool.map(_check, [name for name, _ in pairs], [dtype for _, dtype in pairs], *settings, chunksize=4)
