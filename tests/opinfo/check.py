@@ -197,6 +197,7 @@ def _compare_values(
     _demand(got.isnan() == want.isnan(), got, want)
     if bool(((got == want) & (got.signbit() == want.signbit()) | both_nan).all()):
         return "equal"
+    _demand((got != want) | (got != 0) | (got.signbit() == want.signbit()), got, want)
     bound = _bound(f, tensors, want.dtype)
     if _steps(got, want).masked_fill(both_nan, 0).max() <= bound:
         return "bounded"

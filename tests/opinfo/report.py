@@ -64,7 +64,8 @@ def render_report(path: Path) -> str:
     share, counts = _share(outcomes)
     compiled = f"; every kernel compiled for {about['compiled']}" if about.get("compiled") else ""
     text = f'On {about["on"]} with torch {about["torch"]}, `numerics="{about["numerics"]}"`: **{share}**{compiled}.\n\n'
-    text += f"{counts['equal']:,} equal bit for bit, {counts['bounded']} within the table's bounds, {counts['close']} within torch's tolerances.\n"
+    kinds = ("equal", "equal bit for bit"), ("bounded", "within the table's bounds"), ("close", "within torch's own tolerances")
+    text += f"{', '.join(f'{counts[status]:,} {what}' for status, what in kinds)}.\n"
     groups = _groups(outcomes)
     if groups:
         text += "\n| operator | dtypes | outcome | reason |\n|---|---|---|---|\n"
