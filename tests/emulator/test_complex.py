@@ -234,6 +234,7 @@ def test_sums_of_terms() -> None:
         "addcmul": (x, y, z, 2.0),
         "addcdiv": (x, y, z, 2.0),
         "lerp": (x, y, z / 8),
+        "logaddexp": (x, y),
         "add_alpha": (x, y, 1 + 2j),
         "sub_alpha": (x, y, 1 + 2j),
     }.items():

@@ -1,5 +1,6 @@
 // Special functions that CUDA has none of, in fp64; those of fp32 are these, rounded: a unit in the last place wherever fp64 does not
 // cancel, for functions that nobody calls on every element of a training step. The polynomials are Chebyshev fits with 40 digits.
+// Loops stay loops: unrolled, with fp64 divisions and powers in them, they would cost NVRTC seconds.
 
 template <int N> DEVICE double polynomial(const double (&coefficients)[N], double x)
 {
@@ -50,6 +51,7 @@ template <class T> DEVICE T spherical_bessel(T x) { return fabs(x) < sine_range<
 FUNCTION double bessel_far(double x, double four, bool is_second)
 {
     double term = 1, p = 1, q = 0;
+#pragma unroll 1
     for (int k = 1; k < 19; ++k) {
         term *= (four - (2 * k - 1) * (2 * k - 1)) / (8 * k * x);
         (k % 2 ? q : p) += k % 4 == 1 || k % 4 == 0 ? term : -term;
@@ -91,6 +93,7 @@ DEVICE float bessel_i1(float x) { return (float)bessel_i1((double)x); }
 DEVICE double scaled_bessel_series(double x, double four)
 {
     double term = 1, sum = 1;
+#pragma unroll 1
     for (int k = 1; k < 18; ++k) {
         term *= ((2 * k - 1) * (2 * k - 1) - four) / (8 * k * x);
         sum += term;
@@ -129,6 +132,7 @@ FUNCTION double scaled_bessel_k0(double x)
     }
     const double s = x * x / 4;
     double term = 1, i0 = 1, sum = 0, harmonic = 0;
+#pragma unroll 1
     for (int k = 1; k < 16; ++k) {
         term *= s / (k * k);
         harmonic += 1.0 / k;
@@ -154,6 +158,7 @@ FUNCTION double scaled_bessel_k1(double x)
     }
     const double s = x * x / 4;
     double term = x / 2, i1 = 0, sum = 0, harmonics = 1 - 2 * 0.57721566490153286;
+#pragma unroll 1
     for (int k = 1; k < 17; ++k) {
         i1 += term;
         sum += term * harmonics;
@@ -205,6 +210,7 @@ FUNCTION double airy_ai(double x)
     }
     const double cube = x * x * x;
     double f = 1, g = x, f_term = 1, g_term = x;
+#pragma unroll 1
     for (int k = 1; k < 22; ++k) {
         f_term *= cube / ((3 * k - 1) * (3 * k));
         g_term *= cube / ((3 * k) * (3 * k + 1));
@@ -244,10 +250,12 @@ FUNCTION double zeta_sum(double s, double q)
         5.5090028283602295e-18, -1.3954464685812522e-19
     };
     double sum = 0;
+#pragma unroll 1
     for (int k = 0; k < 10; ++k) sum += pow(q + k, -s);
     const double a = q + 10, p = pow(a, -s);
     double term = s * p / a;
     sum += pow(a, 1 - s) / (s - 1) + p / 2;
+#pragma unroll 1
     for (int j = 1; j < 13; ++j) {
         sum += bernoulli[j - 1] * term;
         term *= (s + (2 * j - 1)) * (s + 2 * j) / (a * a);
@@ -293,6 +301,7 @@ DEVICE double log_gamma_1p_over(double a)
 DEVICE double minus_log1p(double x)
 {
     double sum = 0;
+#pragma unroll 1
     for (int k = 28; k >= 2; --k) sum = 1.0 / k - x * sum;
     return x * x * sum;
 }
@@ -338,6 +347,7 @@ FUNCTION double incomplete_gamma(double a, double x, bool upper)
     if (a < 1 && x < 1.1 && upper) {
         const double log_power = a * (log(x) - log_gamma_1p_over(a));
         double term = 1, sum = 0;
+#pragma unroll 1
         for (int n = 1; n < 30; ++n) {
             term *= -x / n;
             sum += term / (a + n);
@@ -346,6 +356,7 @@ FUNCTION double incomplete_gamma(double a, double x, bool upper)
     }
     if (x < (a < 1 ? 1.1 : a + 1)) {
         double term = 1, sum = 1;
+#pragma unroll 1
         for (int n = 1; n < most && term > sum * 1e-17; ++n) {
             term *= x / (a + n);
             sum += term;
@@ -354,6 +365,7 @@ FUNCTION double incomplete_gamma(double a, double x, bool upper)
         return upper ? 1 - p : p;
     }
     double b = x + 1 - a, c = 1e300, d = 1 / b, h = d;
+#pragma unroll 1
     for (int n = 1; n < most; ++n) {
         const double numerator = -n * (n - a);
         b += 2;
@@ -376,6 +388,7 @@ DEVICE double chebyshev(double x, double first, long long n)
 {
     double p = 1, q = first;
     if (n == 0) return p;
+#pragma unroll 1
     for (long long k = 2; k <= n && q == q; ++k) {
         const double r = 2 * x * q - p;
         p = q;
@@ -435,6 +448,7 @@ FUNCTION double hermite_h(double x, double degree)
     const long long n = __double2ll_rz(degree);
     double p = 1, q = 2 * x;
     if (n <= 0) return n == 0;
+#pragma unroll 1
     for (long long k = 1; k < n && q == q; ++k) {
         const double r = 2 * x * q - 2 * k * p;
         p = q;
@@ -449,6 +463,7 @@ FUNCTION double hermite_he(double x, double degree)
     const long long n = __double2ll_rz(degree);
     double p = 1, q = x;
     if (n <= 0) return n == 0;
+#pragma unroll 1
     for (long long k = 1; k < n && q == q; ++k) {
         const double r = x * q - k * p;
         p = q;
@@ -463,6 +478,7 @@ FUNCTION double laguerre_l(double x, double degree)
     const long long n = __double2ll_rz(degree);
     double p = 1, q = 1 - x;
     if (n <= 0 || x == 0) return n >= 0;
+#pragma unroll 1
     for (long long k = 1; k < n && q == q; ++k) {
         const double r = ((2 * k + 1 - x) * q - k * p) / (k + 1);
         p = q;
@@ -478,6 +494,7 @@ FUNCTION double legendre_p(double x, double degree)
     double p = 1, q = x;
     if (n <= 0) return n == 0;
     if (fabs(x) == 1) return x > 0 || is_even(n) ? 1 : -1;
+#pragma unroll 1
     for (long long k = 1; k < n && q == q; ++k) {
         const double r = ((2 * k + 1) * x * q - k * p) / (k + 1);
         p = q;
