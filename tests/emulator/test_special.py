@@ -53,7 +53,7 @@ SCALES |= {"spherical_bessel_j0": 0.05, "sinc": 0.05}
 """Of functions with zeros, near which the error is that of the terms: their size, the least that an error is seen beside."""
 
 BINARY: dict[str, tuple[Callable[[Any, Any], Any], list[tuple[Domain, Domain]]]] = {
-    "zeta": (mpmath.zeta, [((1.05, 12), (0.05, 20)), ((12, 40), (0.5, 60))]),
+    "zeta": (mpmath.zeta, [((1.05, 12), (0.05, 20)), ((12, 30), (0.5, 20))]),
     "igamma": (
         lambda a, x: mpmath.gammainc(a, 0, x, regularized=True),
         [((0.05, 12), (0.01, 15)), ((10, 300), (5, 400)), ((5100, 6000), (5100, 6000))],
@@ -125,8 +125,8 @@ def points(domains: list[Domain], dtype: torch.dtype, n: int = 24) -> torch.Tens
 
 
 def precisely(function: Callable[..., Any], *operands: torch.Tensor) -> torch.Tensor:
-    """In 40 digits, rounded to fp64."""
-    with mpmath.workdps(40):
+    """In 60 digits, rounded to fp64."""
+    with mpmath.workdps(60):
         values = [float(mpmath.re(function(*(mpmath.mpf(float(x)) for x in row)))) for row in zip(*operands, strict=True)]
     return torch.tensor(values, dtype=f64)
 
