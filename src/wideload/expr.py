@@ -35,6 +35,7 @@ __all__ = [
     "Position",
     "Viewed",
     "evaluate_host",
+    "is_part",
     "is_view_of_operand",
     "number_value",
 ]
@@ -269,4 +270,15 @@ def _host_text(value: HostValue) -> str:
 def is_view_of_operand(expr: Expr, number: int) -> bool:
     """Whether a node is an operand itself or a view of one: nothing is computed, and eager returns that memory."""
     node = expr.nodes[number]
+    if isinstance(node, Apply):
+        return is_part(expr, number) and is_view_of_operand(expr, node.operands[0])
     return isinstance(node, Load) or (isinstance(node, Viewed) and is_view_of_operand(expr, node.operand))
+
+
+def is_part(expr: Expr, number: int) -> bool:
+    """Whether a node is the real or the imaginary part of complex numbers: every second of their halves in memory."""
+    node = expr.nodes[number]
+    if not isinstance(node, Apply) or node.op.name not in ("real", "imag"):
+        return False
+    source = expr.nodes[node.operands[0]]
+    return not isinstance(source, Const | Number) and source.dtype.is_complex

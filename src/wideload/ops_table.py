@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from wideload.dtypes import DTYPES, Kind
 from wideload.errors import TraceError
 
-__all__ = ["OPS", "SPELLINGS", "Call", "Op", "OperandType", "Spelling", "call"]
+__all__ = ["OPS", "SPELLINGS", "Call", "Op", "OperandType", "Spelling", "call", "to_format"]
 
 OperandType = Literal["result", "common", "bool", "own", "shape"]
 """What an operand is converted to before the op computes.
@@ -64,6 +64,7 @@ class Op:
     keeps_format: bool = False
     converts_first: bool = False
     makes_contiguous: bool = False
+    makes_channels_last: bool = False
     is_alias: bool = False
 
 
@@ -125,6 +126,7 @@ def _row(
     keeps_format: bool = False,
     converts_first: bool = False,
     makes_contiguous: bool = False,
+    makes_channels_last: bool = False,
     is_alias: bool = False,
 ) -> Op:
     """Add a row.
@@ -145,7 +147,21 @@ def _row(
     marks: Any = tuple(types.split()) or ("result",) * len(names)
     atens: Mapping[Kind, str] | None = None if eager is None else {"float": eager}
     OPS[name] = Op(
-        name, names, function, cuda, marks, ulp, half, reference, heavy, atens, keeps_format, converts_first, makes_contiguous, is_alias
+        name,
+        names,
+        function,
+        cuda,
+        marks,
+        ulp,
+        half,
+        reference,
+        heavy,
+        atens,
+        keeps_format,
+        converts_first,
+        makes_contiguous,
+        makes_channels_last,
+        is_alias,
     )
     return OPS[name]
 
@@ -212,6 +228,12 @@ def _in_double(function: Callable[..., Any]) -> Callable[..., Any]:
 
 # ---- arithmetic
 
+
+def _absolute(input: Any) -> Any:
+    """``torch.abs``; of bools too, which torch has on CUDA alone."""
+    return input | input if getattr(input, "dtype", None) == torch.bool else torch.abs(input)
+
+
 _row(
     "add",
     "input other",
@@ -260,11 +282,12 @@ _op("positive __pos__", "input", torch.positive, number="{input}", complex="{inp
 _op(
     "abs absolute __abs__",
     "input",
-    torch.abs,
+    _absolute,
     floating="::fabs({input})",
     complex="::hypot({input}.re, {input}.im)",
     signed="::wrap_abs({input})",
     unsigned="{input}",
+    boolean="{input}",
     types="own",
 )
 _op(
@@ -277,15 +300,39 @@ _op(
 )
 _op("reciprocal", "input", torch.reciprocal, floating="1 / {input}", complex="::complex_reciprocal({input})")
 _row("clone", "input", torch.clone, complex="{input}", every="{input}", keeps_format=True)
-_op("contiguous", "input", torch.Tensor.contiguous, complex="{input}", every="{input}", keeps_format=True, makes_contiguous=True)
-_row(
-    "clone_contiguous",
-    "input",
-    lambda input: input.clone(memory_format=torch.contiguous_format),
-    complex="{input}",
-    every="{input}",
-    makes_contiguous=True,
-)
+_FORMATS: dict[torch.memory_format, tuple[str, int | None]] = {
+    torch.contiguous_format: ("contiguous", None),
+    torch.channels_last: ("channels_last", 4),
+    torch.channels_last_3d: ("channels_last_3d", 5),
+}
+"""The rows that bring a tensor to a memory format if it has another, and the number of dims that it takes; with ``clone_`` before
+their names, the rows that copy it in any case."""
+for _format, (_name, _rank) in _FORMATS.items():
+    for _prefix, _method in (("", torch.Tensor.contiguous), ("clone_", torch.clone)):
+        _row(
+            f"{_prefix}{_name}",
+            "input",
+            lambda input, method=_method, format=_format, rank=_rank: (
+                method(input, memory_format=format) if rank in (None, input.ndim) else method(input)  # samples for dtypes have one dim
+            ),
+            complex="{input}",
+            every="{input}",
+            keeps_format=not _prefix,
+            makes_contiguous=_name == "contiguous",
+            makes_channels_last=_name != "contiguous",
+        )
+
+
+def to_format(input: Any, memory_format: torch.memory_format, *, copies: bool) -> Call:
+    """``input`` in a memory format other than ``preserve_format``; with ``copies`` a new tensor also where it has it."""
+    if memory_format not in _FORMATS:
+        raise TypeError(f"the memory format is {memory_format}; allowed: {', '.join(map(str, _FORMATS))}")
+    name, rank = _FORMATS[memory_format]
+    if rank not in (None, input.ndim):
+        raise TypeError(f"{memory_format} is for tensors of {rank} dims, got one of {input.ndim}")
+    return call(f"clone_{name}" if copies else name, input)
+
+
 _op("detach", "input", torch.detach, complex="{input}", every="{input}", is_alias=True)
 
 
@@ -296,7 +343,17 @@ def _add(input: Any, other: Any, *, alpha: Any = 1) -> Call:
 
 @_spells("clone")
 def _clone(input: Any, *, memory_format: torch.memory_format = torch.preserve_format) -> Call:
-    return call("clone_contiguous" if memory_format == torch.contiguous_format else "clone", input)
+    return call("clone", input) if memory_format == torch.preserve_format else to_format(input, memory_format, copies=True)
+
+
+@_spells("contiguous")
+def _contiguous(input: Any, *, memory_format: torch.memory_format = torch.contiguous_format) -> Call:
+    return to_format(input, memory_format, copies=False)
+
+
+@_spells("alias_copy")
+def _alias_copy(input: Any) -> Call:
+    return call("clone_contiguous", input)
 
 
 @_spells("sub subtract __sub__")
@@ -424,6 +481,14 @@ for _name, _floating, _of_complex, _signed, _unsigned in (
         types="common",
     )
 
+_row("isreal", "input", torch.isreal, complex="{input}.im == 0", every="true", types="own", keeps_format=True)
+
+
+@_spells("isreal")
+def _isreal(input: Any) -> Call:
+    return call("eq", call("imag", input), 0) if input.dtype.is_complex else call("isreal", input)
+
+
 _op("logical_and", "input other", torch.logical_and, boolean="{input} && {other}", types="bool bool")
 _op("logical_or", "input other", torch.logical_or, boolean="{input} || {other}", types="bool bool")
 _op("logical_xor", "input other", torch.logical_xor, boolean="{input} != {other}", types="bool bool")
@@ -487,6 +552,27 @@ _row(
 )
 
 
+def _extreme(name: str, input: Any, *args: Any, **kwargs: Any) -> Call:
+    """``torch.max`` and ``torch.min``: of two tensors, element by element, or over the elements of one."""
+    (other, *rest) = [*args, *kwargs.values(), None]
+    if _is_number(other) or rest[:-1] or set(kwargs) - {"other"}:
+        raise TraceError(
+            f"{name} over the elements of a tensor is not an elementwise op. Compute it outside the fused function and pass its result, or "
+            "give it two tensors."
+        )
+    return call(f"{name}imum", input, other)
+
+
+@_spells("max")
+def _max(input: Any, *args: Any, **kwargs: Any) -> Call:
+    return _extreme("max", input, *args, **kwargs)
+
+
+@_spells("min")
+def _min(input: Any, *args: Any, **kwargs: Any) -> Call:
+    return _extreme("min", input, *args, **kwargs)
+
+
 def _where(input: Any, condition: Any, other: Any) -> Call:
     return call("where", condition, input, other)
 
@@ -524,27 +610,40 @@ for _suffix, _dtype in (("", None), *((f"_{row.name}", row.dtype) for row in DTY
     )
 
 
+_row("fill", "input value", torch.fill, complex="{value}", every="{value}", types="shape result", keeps_format=True)
+
+
+@_spells("fill")
+def _fill(input: Any, value: Any) -> Call:
+    return call("full_like" if _is_number(value) else "fill", input, value)
+
+
+def _check_device(input: Any, device: Any) -> None:
+    if device is not None and torch.device(device).type != input.device.type:
+        raise TypeError(f"device is {device}; allowed: that of the tensor, {input.device}")
+
+
 @_spells("full_like")
-def _full_like(input: Any, fill_value: Any, *, dtype: torch.dtype | None = None) -> Call:
+def _full_like(input: Any, fill_value: Any, *, dtype: torch.dtype | None = None, device: Any = None) -> Call:
+    _check_device(input, device)
     if dtype is not None and dtype not in DTYPES:
         raise TypeError(f"dtype is {dtype}, which kernels do not compute; allowed: {', '.join(row.name for row in DTYPES.values())}")
     return call("full_like" if dtype is None else f"full_like_{DTYPES[dtype].name}", input, fill_value)
 
 
 @_spells("zeros_like")
-def _zeros_like(input: Any, *, dtype: torch.dtype | None = None) -> Call:
-    return _full_like(input, 0, dtype=dtype)
+def _zeros_like(input: Any, *, dtype: torch.dtype | None = None, device: Any = None) -> Call:
+    return _full_like(input, 0, dtype=dtype, device=device)
 
 
 @_spells("ones_like")
-def _ones_like(input: Any, *, dtype: torch.dtype | None = None) -> Call:
-    return _full_like(input, 1, dtype=dtype)
+def _ones_like(input: Any, *, dtype: torch.dtype | None = None, device: Any = None) -> Call:
+    return _full_like(input, 1, dtype=dtype, device=device)
 
 
 # ---- CUDA's math library
 
-_OF_COMPLEX = frozenset({"exp2", "log", "log2", "log10", "sqrt", "rsqrt", "sinh", "cosh"})
-"""Functions that kernels compute of complex numbers; the inverse ones, ``expm1`` and ``log1p`` are torch's on the CPU alone."""
+_REAL_ALONE = frozenset({"erf", "erfc"})
 
 for _names, _ulp in (
     ("exp2", (2, 1)),
@@ -567,7 +666,7 @@ for _names, _ulp in (
     ("erfc", (4, 5)),
 ):
     _name = _names.split()[0]
-    _complex = f"::complex_{_name}({{input}})" if _name in _OF_COMPLEX else None
+    _complex = None if _name in _REAL_ALONE else f"::complex_{_name}({{input}})"
     _op(_names, "input", getattr(torch, _name), floating=f"::{_name}({{input}})", complex=_complex, ulp=_ulp)
 for _name, _ulp in (("sin", (2, 2)), ("cos", (2, 2)), ("tan", (4, 2))):
     _op(
@@ -746,11 +845,177 @@ _op(
     complex="{input} + {value} * ::complex_divide({tensor1}, {tensor2})",
     ulp=(2, 2),
 )
-_op("logaddexp", "input other", torch.logaddexp, floating="::log_add_exp({input}, {other})", ulp=(5, 5))
+_op(
+    "logaddexp",
+    "input other",
+    torch.logaddexp,
+    floating="::log_add_exp({input}, {other})",
+    complex="::complex_log_add_exp({input}, {other})",
+    ulp=(5, 5),
+)
 _op("logaddexp2", "input other", torch.logaddexp2, floating="::log_add_exp2({input}, {other})", ulp=(5, 5))
 for _name, _function, _log in (("xlogy", torch.xlogy, "log"), ("xlog1py", torch.special.xlog1py, "log1p")):
     _product = f"{{other}} != {{other}} ? {{other}} : {{input}} == 0 ? 0 : {{input}} * ::{_log}({{other}})"
     _op(_name, "input other", _function, floating=_product, ulp=(3, 3))
+
+# ---- special functions
+
+
+def _sinc_reference(input: Any) -> Any:
+    if input.is_complex():
+        return torch.sinc(input)
+    whole = input.round()  # sin(pi x) of a remainder, which vanishes where it should
+    sine = torch.sin(math.pi * (input - whole)) * (1 - 2 * torch.remainder(whole, 2))
+    return torch.where(input == 0, 1.0, sine / (math.pi * input)) + 0.0
+
+
+_op(
+    "sinc",
+    "input",
+    torch.sinc,
+    floating="::sinc({input})",
+    complex="::complex_sinc({input})",
+    eager="::sinc_eager({input})",
+    reference=_in_double(_sinc_reference),
+    ulp=(5, 5),
+)
+_row("logit", "input", torch.logit, floating="::logit({input})", eager="::log({input} / (1 - {input}))", ulp=(4, 4))
+_row(
+    "logit_eps",
+    "input eps",
+    torch.logit,
+    floating="::logit(::clamp_logit({input}, {eps}))",
+    eager="::log(::clamp_logit({input}, {eps}) / (1 - ::clamp_logit({input}, {eps})))",
+    ulp=(4, 4),
+)
+_op("entr", "input", torch.special.entr, floating="::entropy({input})", ulp=(3, 3))
+_op(
+    "ndtr",
+    "input",
+    torch.special.ndtr,
+    floating="::normcdf({input})",
+    eager="::normal_cdf_eager({input})",
+    reference=_in_double(lambda input: torch.special.erfc(input * -math.sqrt(0.5)) / 2),
+    ulp=(5, 5),
+)
+_op("ndtri", "input", torch.special.ndtri, floating="::normcdfinv({input})", ulp=(5, 7))
+_op("erfinv", "input", torch.erfinv, floating="::erfinv({input})", ulp=(2, 5))
+_op("erfcx", "input", torch.special.erfcx, floating="::erfcx({input})", ulp=(4, 4))
+
+# In fp64 and rounded, for fp32; the bounds in fp64 hold away from the zeros of a function, near which its terms cancel.
+for _names, _function, _cuda, _bound in (
+    ("lgamma gammaln", torch.lgamma, "math_lgamma", 4),
+    ("digamma psi", torch.digamma, "digamma", 8),
+    ("log_ndtr", torch.special.log_ndtr, "log_normal_cdf", 8),
+    ("i0", torch.i0, "bessel_i0", 6),
+    ("i1", torch.special.i1, "bessel_i1", 6),
+    ("modified_bessel_i0", torch.special.modified_bessel_i0, "bessel_i0", 6),
+    ("modified_bessel_i1", torch.special.modified_bessel_i1, "bessel_i1", 6),
+    ("i0e", torch.special.i0e, "scaled_bessel_i0", 8),
+    ("i1e", torch.special.i1e, "scaled_bessel_i1", 8),
+    ("modified_bessel_k0", torch.special.modified_bessel_k0, "bessel_k0", 48),
+    ("modified_bessel_k1", torch.special.modified_bessel_k1, "bessel_k1", 16),
+    ("scaled_modified_bessel_k0", torch.special.scaled_modified_bessel_k0, "scaled_bessel_k0", 48),
+    ("scaled_modified_bessel_k1", torch.special.scaled_modified_bessel_k1, "scaled_bessel_k1", 16),
+    ("bessel_j0", torch.special.bessel_j0, "bessel_j0", 8),
+    ("bessel_j1", torch.special.bessel_j1, "bessel_j1", 8),
+    ("bessel_y0", torch.special.bessel_y0, "bessel_y0", 8),
+    ("bessel_y1", torch.special.bessel_y1, "bessel_y1", 8),
+    ("airy_ai", torch.special.airy_ai, "airy_ai", 128),
+):
+    _op(_names, "input", _function, floating=f"::{_cuda}({{input}})", ulp=(1, _bound), heavy=True)
+_op("spherical_bessel_j0", "input", torch.special.spherical_bessel_j0, floating="::spherical_bessel({input})", ulp=(5, 5), heavy=True)
+
+_row(
+    "polygamma",
+    "input order",
+    lambda input, order: torch.polygamma(order, input),
+    floating="::polygamma({input}, {order})",
+    ulp=(1, 32),
+    heavy=True,
+)
+_op("zeta", "input other", torch.special.zeta, floating="::zeta({input}, {other})", ulp=(1, 32), heavy=True)
+for _names, _function, _side in (("igamma gammainc", torch.igamma, "false"), ("igammac gammaincc", torch.igammac, "true")):
+    _op(_names, "input other", _function, floating=f"::incomplete_gamma({{input}}, {{other}}, {_side})", ulp=(1, 4096), heavy=True)
+
+# Both of the type of the result; n is cut to an integer. The bounds are in units of 1: for degrees up to 30 within [-1, 1].
+for _polynomial, _letters in (("chebyshev", "tuvw"), ("shifted_chebyshev", "tuvw")):
+    for _letter in _letters:
+        _name = f"{_polynomial}_polynomial_{_letter}"
+        _cuda = f"::{_polynomial}_{_letter}({{input}}, {{n}})"
+        _op(_name, "input n", getattr(torch.special, _name), floating=_cuda, ulp=(1, 64), heavy=True)
+for _name, _cuda in (
+    ("hermite_polynomial_h", "hermite_h"),
+    ("hermite_polynomial_he", "hermite_he"),
+    ("laguerre_polynomial_l", "laguerre_l"),
+    ("legendre_polynomial_p", "legendre_p"),
+):
+    _op(_name, "input n", getattr(torch.special, _name), floating=f"::{_cuda}({{input}}, {{n}})", ulp=(1, 64), heavy=True)
+
+_op("gcd", "input other", torch.gcd, integer="::common_divisor({input}, {other})", heavy=True)
+_op("lcm", "input other", torch.lcm, integer="::common_multiple({input}, {other})", heavy=True)
+
+
+def _next_half(input: Any, other: Any, dtype: torch.dtype) -> Any:
+    """``torch.nextafter``, which the CPU lacks for fp16: in integers that are in the order of the values."""
+    start, end = torch.as_tensor(input).to(dtype), torch.as_tensor(other).to(dtype)
+
+    def ordered(x: Any) -> Any:
+        bits = x.view(torch.int16).int()
+        return torch.where(bits < 0, -(bits & 0x7FFF), bits)
+
+    position = ordered(start)
+    stepped = position + (ordered(end) - position).sign()
+    is_negative = (stepped < 0) | ((stepped == 0) & start.signbit())
+    bits = torch.where(is_negative, -stepped | -0x8000, stepped).to(torch.int16).view(dtype)
+    return torch.where(start.isnan() | end.isnan(), math.nan, torch.where(start == end, end, bits)).to(dtype)
+
+
+_row("nextafter", "input other", torch.nextafter, floating="::nextafter({input}, {other})")
+for _half in (torch.float16, torch.bfloat16):
+    _row(
+        f"nextafter_{DTYPES[_half].name}",
+        "input other",
+        lambda input, other, half=_half: _next_half(input, other, half),
+        floating=f"::next_{DTYPES[_half].name}({{input}}, {{other}})",
+    )
+
+
+@_spells("nextafter")
+def _nextafter(input: Any, other: Any) -> Call:
+    if input.dtype != other.dtype:
+        raise TypeError(f"nextafter takes two tensors of one dtype, got {input.dtype} and {other.dtype}")
+    half = f"_{DTYPES[input.dtype].name}" if input.dtype in (torch.float16, torch.bfloat16) else ""
+    return call(f"nextafter{half}", input, other)
+
+
+@_spells("logit")
+def _logit(input: Any, eps: Any = None) -> Call:
+    return call("logit", input) if eps is None else call("logit_eps", input, eps)
+
+
+def _polygamma(n: Any, input: Any) -> Call:
+    return call("digamma", input) if _is_literal(n, 0) else call("polygamma", input, n)
+
+
+SPELLINGS[torch.polygamma] = SPELLINGS[torch.special.polygamma] = _polygamma
+
+
+def _polygamma_of(input: Any, n: Any) -> Call:
+    return _polygamma(n, input)
+
+
+SPELLINGS[torch.Tensor.polygamma] = _polygamma_of  # the method's self is the second argument of the function
+
+
+@_spells("mvlgamma multigammaln")
+def _mvlgamma(input: Any, p: int) -> Call:
+    terms = [call("lgamma", call("add", input, (k + 1 - p) / 2)) for k in range(p)]
+    total = terms[0]
+    for term in terms[1:]:
+        total = call("add", total, term)
+    return call("add", total, p * (p - 1) / 4 * math.log(math.pi))
+
 
 # ---- activations
 
@@ -920,3 +1185,187 @@ def _relu6(input: Any, inplace: bool = False) -> Any:
 @_spells("softsign")
 def _softsign(input: Any) -> Call:
     return call("div", input, call("add", call("abs", input), 1))
+
+
+# a * sigmoid(b), rounded once also where the parts of F.glu are halves.
+_row(
+    "glu",
+    "input other",
+    lambda input, other: F.glu(torch.stack((input, other), -1), -1).squeeze(-1),
+    floating="{input} * ::sigmoid({other})",
+    half="{input} * ::half_sigmoid({other})",
+    eager="{input} * (1 / (1 + ::exp(-{other})))",
+    reference=lambda input, other: input * _in_double(torch.sigmoid)(other),
+    ulp=(8, 5),
+)
+_row(
+    "prelu",
+    "input weight",
+    lambda input, weight: torch.where(input > 0, input, weight * input),
+    floating="{input} > 0 ? {input} : {weight} * {input}",
+)
+
+
+@_spells("glu")
+def _glu(input: Any, dim: int = -1) -> Call:
+    return call("glu", *_halves(input, dim))
+
+
+def _halves(input: Any, dim: int) -> Any:
+    if input.shape[dim] % 2:
+        raise TypeError(f"glu halves dim {dim}, whose size {input.shape[dim]} is odd")
+    return input.chunk(2, dim)
+
+
+@_spells("prelu")
+def _prelu(input: Any, weight: Any) -> Call:
+    if not input.dtype.is_floating_point or input.dtype != weight.dtype:
+        raise TypeError(f"prelu takes two floating-point tensors of one dtype, got {input.dtype} and {weight.dtype}")
+    if weight.ndim == 1:
+        weight = weight[0] if input.ndim < 2 else weight.view(-1, *(1,) * (input.ndim - 2))
+    return call("prelu", input, weight)
+
+
+SPELLINGS[torch.prelu] = _prelu
+
+
+@_spells("rrelu")
+def _rrelu(input: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False) -> Any:
+    if training:
+        raise TraceError("rrelu(training=True) draws random slopes. Only training=False, with their mean, is fused.")
+    return SPELLINGS[F.leaky_relu](input, (lower + upper) / 2, inplace)
+
+
+# ---- losses, element by element
+
+
+def _loss(function: Callable[..., Any]) -> Callable[[_S], _S]:
+    """Make the decorated function, which takes no reduction, the spelling of a loss: ``reduction="none"`` is all that may be asked for."""
+
+    def register(spelling: _S) -> _S:
+        theirs, own = inspect.signature(function), inspect.signature(spelling)
+
+        def spell(*args: Any, **kwargs: Any) -> Any:
+            given = theirs.bind(*args, **kwargs)
+            given.apply_defaults()
+            values = dict(given.arguments)
+            reduction = values.pop("reduction")
+            if reduction != "none" or any(values.pop(name, None) is not None for name in ("size_average", "reduce")):
+                raise TraceError(
+                    f"{function.__name__} with reduction={reduction!r} adds up elements. Give it reduction='none' in the fused function, "
+                    "and reduce the result."
+                )
+            return spelling(*(values[name] for name in own.parameters))
+
+        spell.__signature__ = theirs  # type: ignore[attr-defined]
+        SPELLINGS[function] = spell
+        return spelling
+
+    return register
+
+
+def _weighted(loss: Any, weight: Any) -> Any:
+    return loss if weight is None else call("mul", loss, weight)
+
+
+@_loss(F.l1_loss)
+def _l1_loss(input: Any, target: Any, weight: Any) -> Any:
+    return _weighted(call("abs", call("sub", input, target)), weight)
+
+
+@_loss(F.mse_loss)
+def _mse_loss(input: Any, target: Any, weight: Any) -> Any:
+    return _weighted(call("square", call("sub", input, target)), weight)
+
+
+# ATen brings the number to a half itself, and computes in it.
+for _name, _loss_function, _number, _test, _near, _far in (
+    ("smooth_l1", F.smooth_l1_loss, "beta", "<", "{r}({r}(0.5f * {e}) * {e}) / {b}", "{e} - {r}(0.5f * {b})"),
+    ("huber", F.huber_loss, "delta", "<=", "{r}(0.5f * {e}) * {e}", "{b} * {r}({e} - {r}(0.5f * {b}))"),
+):
+    _choice = f"{{e}} {_test} {{b}} ? {_near} : {_far}"
+    _row(
+        _name,
+        f"error {_number}",
+        lambda error, bound, loss=_loss_function, name=_number: loss(error, torch.zeros_like(error), reduction="none", **{name: bound}),
+        floating=_choice.format(r="", e="::fabs({error})", b=f"{{{_number}}}"),
+        eager=_choice.format(r="{round}", e="::fabs({error})", b=f"{{round}}({{{_number}}})"),
+        ulp=(2, 2),
+    )
+
+
+@_loss(F.smooth_l1_loss)
+def _smooth_l1_loss(input: Any, target: Any, beta: Any) -> Call:
+    error = call("sub", input, target)
+    return call("abs", error) if type(beta) in (int, float) and beta == 0 else call("smooth_l1", error, beta)
+
+
+@_loss(F.huber_loss)
+def _huber_loss(input: Any, target: Any, delta: Any, weight: Any) -> Any:
+    return _weighted(call("huber", call("sub", input, target), delta), weight)
+
+
+_LEAST_LOG = -100
+"""torch's bound on the logarithms of binary_cross_entropy."""
+
+
+@_loss(F.binary_cross_entropy)
+def _binary_cross_entropy(input: Any, target: Any, weight: Any) -> Any:
+    log = call("clamp_min", call("log", input), _LEAST_LOG)
+    log_rest = call("clamp_min", call("log1p", call("neg", input)), _LEAST_LOG)
+    return _weighted(call("sub", call("mul", call("sub", target, 1), log_rest), call("mul", target, log)), weight)
+
+
+@_loss(F.binary_cross_entropy_with_logits)
+def _binary_cross_entropy_with_logits(input: Any, target: Any, weight: Any, pos_weight: Any) -> Any:
+    log = call("logsigmoid", input)
+    if pos_weight is not None:
+        log = call("mul", log, call("add", call("mul", call("sub", pos_weight, 1), target), 1))
+    return _weighted(call("sub", call("mul", call("sub", 1, target), input), log), weight)
+
+
+@_loss(F.soft_margin_loss)
+def _soft_margin_loss(input: Any, target: Any) -> Call:
+    return call("log1p", call("exp", call("mul", call("neg", target), input)))
+
+
+@_loss(F.margin_ranking_loss)
+def _margin_ranking_loss(input1: Any, input2: Any, target: Any, margin: Any) -> Call:
+    return call("clamp_min", call("add", call("mul", call("neg", target), call("sub", input1, input2)), 1.0 * margin), 0)
+
+
+@_loss(F.hinge_embedding_loss)
+def _hinge_embedding_loss(input: Any, target: Any, margin: Any) -> Call:
+    rest = call("clamp_min", call("sub", margin, input), 0)
+    return call("add", call("where", call("ne", target, 1), rest, 0), call("where", call("ne", target, -1), input, 0))
+
+
+@_loss(F.poisson_nll_loss)
+def _poisson_nll_loss(input: Any, target: Any, log_input: bool, full: bool, eps: Any) -> Call:
+    expected = call("exp", input) if log_input else input
+    log = input if log_input else call("log", call("add", input, eps))
+    loss = call("sub", expected, call("mul", target, log))
+    if not full:
+        return loss
+    stirling = call("sub", call("mul", target, call("log", target)), target)
+    stirling = call("add", stirling, call("mul", call("log", call("mul", target, 2 * math.pi)), 0.5))
+    return call("add", loss, call("masked_fill", stirling, call("le", target, 1), 0))
+
+
+@_loss(F.kl_div)
+def _kl_div(input: Any, target: Any, log_target: bool) -> Call:
+    if log_target:
+        return call("mul", call("exp", target), call("sub", target, input))
+    return call("sub", call("xlogy", target, target), call("mul", target, input))
+
+
+@_loss(F.gaussian_nll_loss)
+def _gaussian_nll_loss(input: Any, target: Any, var: Any, full: bool, eps: Any) -> Call:
+    if _is_number(var):
+        var = call("full_like", input, var)
+    elif var.shape != input.shape and var.shape == input.shape[:-1]:
+        var = var.unsqueeze(-1)
+    var = call("clamp_min", var, eps)
+    error = call("pow_number", call("sub", input, target), 2)
+    loss = call("mul", call("add", call("log", var), call("div", error, var)), 0.5)
+    return call("add", loss, 0.5 * math.log(2 * math.pi)) if full else loss

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from wideload.errors import LayoutError
-from wideload.expr import Apply, Cast, Const, Coordinate, Draw, Expr, Joined, Load, Node, Number, Viewed
+from wideload.expr import Apply, Cast, Const, Coordinate, Draw, Expr, Joined, Load, Node, Number, Viewed, is_part, is_view_of_operand
 from wideload.layout import (
     broadcast_shapes,
     channels_last_strides,
@@ -37,7 +37,7 @@ class NodeLayout:
 
 
 _NUMBER = NodeLayout((), ())
-_OPERANDS = ("input", "other", "condition")
+_OPERANDS = ("input", "other", "condition", "n")
 """What the table calls the operands that torch iterates over even where they are numbers, as 0-dim tensors; others are parameters then."""
 
 
@@ -67,6 +67,9 @@ def replay_layout(expr: Expr, operands: Sequence[NodeLayout], device_type: str) 
             case Cast() | Draw():
                 source = layouts[node.operand if isinstance(node, Cast) else node.like]
                 layouts.append(NodeLayout(source.shape, like_strides(source.shape, source.strides)))
+            case Apply() if is_part(expr, number) and is_view_of_operand(expr, number):
+                source = layouts[node.operands[0]]
+                layouts.append(NodeLayout(source.shape, tuple(2 * stride for stride in source.strides)))
             case Apply() if node.op.is_alias:
                 layouts.append(layouts[node.operands[0]])
             case Apply() if node.op.makes_contiguous:
@@ -74,6 +77,10 @@ def replay_layout(expr: Expr, operands: Sequence[NodeLayout], device_type: str) 
                 shape = broadcast_shapes(*(source.shape for source in sources))
                 keeps = node.op.keeps_format and is_row_major(shape, sources[0].strides)
                 layouts.append(sources[0] if keeps else NodeLayout(shape, contiguous_strides(shape)))
+            case Apply() if node.op.makes_channels_last:
+                source = layouts[node.operands[0]]
+                keeps = node.op.keeps_format and is_row_major(*(_channels_behind(x) for x in (source.shape, source.strides)))
+                layouts.append(source if keeps else NodeLayout(source.shape, channels_last_strides(source.shape)))
             case Apply() if node.op.keeps_format:
                 source = layouts[node.operands[0]]
                 layouts.append(NodeLayout(source.shape, like_strides(source.shape, source.strides)))
@@ -99,6 +106,11 @@ def replay_layout(expr: Expr, operands: Sequence[NodeLayout], device_type: str) 
                 )
             layouts[number] = room
     return tuple(layouts)
+
+
+def _channels_behind(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """With the second behind the others, the order of ``torch.channels_last``."""
+    return (sizes[0], *sizes[2:], sizes[1])
 
 
 def _is_placeless(expr: Expr, node: Node, placeless: set[int]) -> bool:

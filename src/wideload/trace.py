@@ -40,7 +40,7 @@ from wideload.expr import (
     Viewed,
 )
 from wideload.layout import broadcast_shapes, contiguous_strides
-from wideload.ops_table import OPS, SPELLINGS, Call, Op
+from wideload.ops_table import OPS, SPELLINGS, Call, Op, to_format
 from wideload.promotion import infer_dtype, sample_of
 from wideload.structure import map_structure
 from wideload.views import VIEW_NAMES, View, ViewStep, apply_views, record_index, record_view
@@ -517,8 +517,7 @@ _CASTS: dict[str, torch.dtype] = {
 }
 _RESULTS = (*_NUMBERS, str, bytes, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout, np.generic)
 _CAST_METHODS = {getattr(torch.Tensor, name): dtype for name, dtype in _CASTS.items()}
-_FORMATS = {"contiguous": (torch.contiguous_format,), "clone": (torch.preserve_format, torch.contiguous_format)}
-"""The memory formats that a method may be given here; others may only be told to keep the one that there is."""
+_CONVERSIONS = {*_CAST_METHODS, torch.Tensor.to, torch.Tensor.type, torch.Tensor.type_as}
 _OUT_OF_PLACE = "Use the out-of-place form, and out= to write into existing memory"
 _JOINS = ("cat", "concat", "concatenate", "stack")
 _SPELLINGS = {**SPELLINGS, **DRAW_SPELLINGS}
@@ -599,15 +598,11 @@ class _Tracer:
             args, kwargs = map_structure(lambda leaf: self._meet(leaf, like, made), (args, kwargs))
         if kwargs.get("out") is not None:
             _refuse(f"{_spelled(func)} has out= inside a fused function", "Return the result, and give out= to the fused function")
-        formats = _FORMATS.get(name, (torch.preserve_format, None))
-        if kwargs.get("memory_format", formats[0]) not in formats:
-            _refuse(
-                f"{_spelled(func)} to {kwargs['memory_format']} changes the layout of a value", "Convert the result of the fused function"
-            )
-        if func in _CAST_METHODS:
-            return self._cast(args[0], _CAST_METHODS[func])
-        if func in (torch.Tensor.to, torch.Tensor.type, torch.Tensor.type_as):
-            return self._to(func, *args, **kwargs)
+        if func in _CONVERSIONS:
+            return self._convert(func, *args, **kwargs)
+        wanted = kwargs.get("memory_format", torch.preserve_format)
+        if wanted not in (torch.preserve_format, None) and name not in ("clone", "contiguous"):
+            _refuse(f"{_spelled(func)} to {wanted} changes the layout of a value", "Convert the result with .to(memory_format=)")
         query = _QUERIES.get(name)
         if query is not None and getattr(torch.Tensor, name, None) is not None:
             return query(self, *args, **kwargs)
@@ -644,7 +639,7 @@ class _Tracer:
             return func(*map(_sample, args))
         if name == "__get__":
             return self.read(_property_name(func), args[0])
-        is_known = func in _SPELLINGS or func in _CAST_METHODS or func in (torch.Tensor.to, torch.Tensor.type, torch.Tensor.type_as)
+        is_known = func in _SPELLINGS or func in _CONVERSIONS
         if not is_known or func in DRAW_SPELLINGS:
             _refuse(f"{_spelled(func)} needs the shape of coordinates, which have none before they meet a tensor", _MEET)
         return _Coordinates(_Recipe(func, args, kwargs))
@@ -685,8 +680,10 @@ class _Tracer:
         try:
             spelled = spelling(*args, **kwargs)
         except TypeError as error:
-            if isinstance(error, TraceError | DtypeError):
+            if isinstance(error, DtypeError) or " (at " in str(error):
                 raise
+            if isinstance(error, TraceError):
+                raise TraceError(f"{error} (at {_user_location()})") from None
             _refuse(f"{_spelled(func)}: {error}", "Call it as torch documents it")
         return map_structure(self._evaluate, spelled)
 
@@ -759,6 +756,16 @@ class _Tracer:
         if self.dtype(tensor) == dtype:
             return tensor  # type: ignore[no-any-return]
         return _Tensor(self._add(Cast(tensor._node, dtype, len(tensor._shape), _user_location())), tensor._shape)
+
+    def _convert(self, func: Callable[..., Any], tensor: Any, *args: Any, memory_format: Any = None, **kwargs: Any) -> Any:
+        """``.to`` and the methods named as dtypes, whose result is the tensor itself where it has the dtype and format already."""
+        dtype = _CAST_METHODS.get(func)
+        result = self._to(func, tensor, *args, **kwargs) if dtype is None else self._cast(tensor, dtype)
+        if memory_format in (None, torch.preserve_format):
+            return result
+        if result is tensor and memory_format == torch.contiguous_format and len(result._shape) not in (4, 5):
+            return result  # torch looks at no strides but those of channels_last
+        return self._spell(func, to_format, (result, memory_format), {"copies": result is not tensor})
 
     def _to(self, func: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any) -> Any:
         wanted = [*args, *(kwargs[key] for key in ("dtype", "other") if key in kwargs)]

@@ -288,6 +288,59 @@ float erfcxf(float x) { return within_ulp(erfcx((double)x), 4, x); }
 double normcdf(double x) { return (double)(0.5L * std::erfc(-(long double)x / std::sqrt(2.0L))); }
 float normcdff(float x) { return within_ulp(normcdf((double)x), 5, x); }
 
+// sin(pi x) and cos(pi x) of an exact remainder.
+double sinpi(double x)
+{
+    const double r = std::remainder(x, 2);
+    return r == std::trunc(r) ? std::copysign(0.0, x) : (double)std::sin(M_PIl * (std::fabs(r) > 0.5 ? std::copysign(1.0L, r) - r : (long double)r));
+}
+double cospi(double x)
+{
+    const double r = std::fabs(std::remainder(x, 2));
+    return r == 0.5 ? 0.0 : (double)(r > 0.5 ? -std::cos(M_PIl * (1 - (long double)r)) : std::cos(M_PIl * (long double)r));
+}
+float sinpif(float x) { return within_ulp(sinpi((double)x), 1, x); }
+float cospif(float x) { return within_ulp(cospi((double)x), 1, x); }
+
+// The inverses of erfc and of the normal distribution function, by Newton's method in extended precision from the asymptotic tail.
+static long double inverse_erfc(long double y)
+{
+    if (!(y > 0 && y < 2)) return y == 0 ? INFINITY : y == 2 ? -INFINITY : NAN;
+    if (y > 1) return -inverse_erfc(2 - y);
+    long double x = y > 0.3L ? (1 - y) * 0.886L : std::sqrt(-std::log(y * std::sqrt(M_PIl * -std::log(y / 2))));
+    for (int k = 0; k < 12; ++k) x += (std::erfc(x) - y) * std::exp(x * x) * std::sqrt(M_PIl) / 2;
+    return x;
+}
+double erfinv(double x)
+{
+    if (x == 0 || !(std::fabs(x) <= 1)) return x == 0 ? x : NAN;
+    if (std::fabs(x) > 0.5) return (double)std::copysign(inverse_erfc(1 - (long double)std::fabs(x)), (long double)x);
+    long double z = x * 0.886L;
+    for (int k = 0; k < 8; ++k) z -= (std::erf(z) - x) * std::exp(z * z) * std::sqrt(M_PIl) / 2;
+    return (double)z;
+}
+float erfinvf(float x) { return within_ulp(erfinv((double)x), 2, x); }
+double normcdfinv(double x) { return x == 0.5 ? 0.0 : (double)(-std::sqrt(2.0L) * inverse_erfc(2 * (long double)x)); }
+float normcdfinvf(float x) { return within_ulp(normcdfinv((double)x), 5, x); }
+
+double j0(double x) { return ::j0(x); }
+double j1(double x) { return ::j1(x); }
+double y0(double x) { return ::y0(x); }
+double y1(double x) { return ::y1(x); }
+// The modified Bessel functions by their series, whose terms are positive; infinite from 714 on.
+static double modified_bessel(int order, double x)
+{
+    if (!(x < 714)) return x + INFINITY;
+    long double term = order ? x / 2.0L : 1, sum = 0;
+    for (int k = 1; term > sum * 1e-21L; ++k) {
+        sum += term;
+        term *= x * (long double)x / 4 / ((long double)k * (k + order));
+    }
+    return (double)sum;
+}
+double cyl_bessel_i0(double x) { return modified_bessel(0, std::fabs(x)); }
+double cyl_bessel_i1(double x) { return std::copysign(modified_bessel(1, std::fabs(x)), x); }
+
 float fmaf(float x, float y, float z) { return std::fma(x, y, z); }
 double fma(double x, double y, double z) { return std::fma(x, y, z); }
 float ldexpf(float x, int exponent) { return std::ldexp(x, exponent); }

@@ -188,10 +188,18 @@ EMULATOR_UNARY(erf) EMULATOR_UNARY(erfc) EMULATOR_UNARY(erfcx) EMULATOR_UNARY(no
 EMULATOR_UNARY(cbrt) EMULATOR_UNARY(rsqrt) EMULATOR_UNARY(sqrt)
 EMULATOR_UNARY(floor) EMULATOR_UNARY(ceil) EMULATOR_UNARY(trunc) EMULATOR_UNARY(round) EMULATOR_UNARY(rint) EMULATOR_UNARY(nearbyint)
 EMULATOR_UNARY(fabs)
+EMULATOR_UNARY(sinpi) EMULATOR_UNARY(cospi) EMULATOR_UNARY(erfinv) EMULATOR_UNARY(normcdfinv)
 EMULATOR_BINARY(pow) EMULATOR_BINARY(atan2) EMULATOR_BINARY(hypot) EMULATOR_BINARY(fmod) EMULATOR_BINARY(remainder)
 EMULATOR_BINARY(copysign) EMULATOR_BINARY(nextafter) EMULATOR_BINARY(fmin) EMULATOR_BINARY(fmax) EMULATOR_BINARY(fdim)
 #undef EMULATOR_UNARY
 #undef EMULATOR_BINARY
+// In fp64 alone.
+double j0(double);
+double j1(double);
+double y0(double);
+double y1(double);
+double cyl_bessel_i0(double);
+double cyl_bessel_i1(double);
 float fmaf(float, float, float);
 double fma(double, double, double);
 inline float fma(float x, float y, float z) { return fmaf(x, y, z); }

@@ -18,6 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 import wideload as wl
+from tests.opinfo.report import RESULTS, render_report
 from wideload.cli import app
 from wideload.measure import EXIT_CODES
 from wideload.measure.labels import LabelCode
@@ -115,7 +116,12 @@ def layers_table() -> str:
     return "".join(["| layer | modules |\n", "|---|---|\n", *rows])
 
 
-PARTS: dict[str, Callable[[], str]] = {"bounds": bounds_table, "exact ops": exact_ops, "layers": layers_table}
+def coverage() -> str:
+    """What the recorded runs of tests/opinfo say, the CPU's first."""
+    return "\n".join(render_report(path) for path in RESULTS.values() if path.exists())
+
+
+PARTS: dict[str, Callable[[], str]] = {"bounds": bounds_table, "coverage": coverage, "exact ops": exact_ops, "layers": layers_table}
 
 
 # ---- comparing

@@ -354,8 +354,6 @@ def test_dtypes_that_kernels_do_not_hold_are_refused_by_name() -> None:
         lower(lambda x: x.to(torch.bits8), f32)
     with pytest.raises(wl.DtypeError, match=r"out= is torch\.bits8"):
         lower(lambda x: x + 1, f32, out=torch.bits8)
-    with pytest.raises(wl.DtypeError, match="asin is not defined for complex operands; defined for: float"):
-        lower(lambda x: x.asin(), torch.complex64)
 
 
 def test_complex_numbers_are_real_ones_with_a_part_more() -> None:
@@ -400,7 +398,8 @@ def test_every_dtype_lowers_a_copy() -> None:
 
 def accepted(op: Op) -> Iterator[tuple[list[torch.dtype], torch.dtype]]:
     """(dtypes of its tensor operands, dtype of the result) that torch accepts; the operands after the tensors are the number 1."""
-    for dtype in (f32, f64, bf16, i32, i8, u8, boolean, torch.complex64):
+    is_of_floats = op.name in ("nextafter_bf16", "nextafter_f16", "prelu")  # whose spellings look at the dtypes
+    for dtype in (f32, f64, bf16, *(() if is_of_floats else (i32, i8, u8, boolean, torch.complex64))):
         tensors = [torch.ones(2).to(boolean if mark == "bool" else dtype) for mark in op.types]
         for num_tensors in range(1, len(tensors) + 1):
             try:

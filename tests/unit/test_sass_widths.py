@@ -131,7 +131,7 @@ MIXED: dict[str, tuple[Callable[..., Any], list[torch.dtype], dict[tuple[str, in
     "two_results": (lambda x, y: (x * y, (x - y).half()), [f32, f32], {("load", 128): 2, ("store", 128): 1, ("store", 64): 1}),
     "complex64": (lambda x, y: x * y.conj() + 1j, [c64, c64], {("load", 128): 2, ("store", 128): 1}),
     "complex64_quotient": (lambda x, y: x / y, [c64, c64], {("load", 128): 2, ("store", 128): 1}),
-    "complex64_to_parts": (lambda z: (z.real, z.imag, z.abs()), [c64], {("load", 128): 2, ("store", 128): 3}),
+    "complex64_to_parts": (lambda z: (z.real + 1, z.imag + 1, z.abs()), [c64], {("load", 128): 2, ("store", 128): 3}),
     "complex128": (lambda x, y: x * y, [c128, c128], {("load", 128): 2, ("store", 128): 1}),
     "complex64_by_f32": (lambda z, x: z * x, [c64, f32], {("load", 128): 1, ("load", 64): 1, ("store", 128): 1}),
     "complex32": (lambda x, y: x * y, [torch.complex32] * 2, {("load", 128): 2, ("store", 128): 1}),

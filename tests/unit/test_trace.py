@@ -91,12 +91,12 @@ REFUSED: list[tuple[Callable[..., Any], str, str]] = [
     (lambda x, y, s: x.sum(), rf"torch\.Tensor\.sum {NO_OP}", OUTSIDE),
     (lambda x, y, s: torch.softmax(x, -1), rf"torch\.softmax {NO_OP}", OUTSIDE),
     (lambda x, y, s: x - x.mean(-1, keepdim=True), rf"torch\.Tensor\.mean {NO_OP}", OUTSIDE),
-    (lambda x, y, s: x * x.max(), rf"torch\.Tensor\.max {NO_OP}", OUTSIDE),
+    (lambda x, y, s: x * x.max(), "max over the elements of a tensor is not an elementwise op", OUTSIDE),
     (lambda x, y, s: x @ y, rf"__matmul__ {NO_OP}", OUTSIDE),
     (lambda x, y, s: torch.randn_like(x), rf"torch\.randn_like {NO_OP}", OUTSIDE),
     (lambda x, y, s: x.item(), rf"torch\.Tensor\.item {NO_OP}", OUTSIDE),
     (lambda x, y, s: x.cumsum(0), rf"torch\.Tensor\.cumsum {NO_OP}", OUTSIDE),
-    (lambda x, y, s: torch.erfinv(x), rf"torch\.erfinv {NO_OP}", OUTSIDE),
+    (lambda x, y, s: torch.logcumsumexp(x, 0), rf"torch\.logcumsumexp {NO_OP}", OUTSIDE),
     (lambda x, y, s: x.cuda(), rf"torch\.Tensor\.cuda {NO_OP}", OUTSIDE),
     (lambda x, y, s: (x + 1).bernoulli_(), rf"torch\.Tensor\.bernoulli_ {NO_OP}", OUTSIDE),
     (lambda x, y, s: x[x > 0], "an index that makes a view must be an integer, not a", ""),
@@ -124,7 +124,7 @@ REFUSED: list[tuple[Callable[..., Any], str, str]] = [
     (lambda x, y, s: torch.clamp(x), "torch.clamp: at least one of min and max", "as torch documents it"),
     (lambda x, y, s: x.div(y, rounding_mode="up"), "rounding_mode is 'up'", "as torch documents it"),
     (lambda x, y, s: F.gelu(x, approximate="fast"), "approximate is 'fast'", "as torch documents it"),
-    (lambda x, y, s: x.clone(memory_format=torch.channels_last), "changes the layout of a value", "Convert the result"),
+    (lambda x, y, s: x.clone(memory_format=torch.channels_last), "is for tensors of 4 dims, got one of", "as torch documents it"),
 ]
 
 

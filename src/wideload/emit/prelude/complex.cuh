@@ -181,6 +181,98 @@ template <class T> DEVICE complex<T> complex_tan(complex<T> z)
     return {w.im, -w.re};
 }
 
+template <class T> FUNCTION complex<T> complex_expm1(complex<T> z)
+{
+    if (z.im == 0) return {expm1(z.re), z.im};
+    if (!(fabs(z.re) < tail<T>::shift)) return complex_exp(z) - complex<T>(isinf(z.re) && z.re > 0 ? 0 : 1, 0);
+    const T half = math_sin(z.im / 2);
+    return {expm1(z.re) * math_cos(z.im) - 2 * half * half, exp(z.re) * math_sin(z.im)};
+}
+
+// |1 + z|^2 - 1 = x (2 + x) + y^2, where 1 + x would round x away.
+template <class T> FUNCTION complex<T> complex_log1p(complex<T> z)
+{
+    if (!(fabs(z.re) < (T)0.5 && fabs(z.im) < (T)0.5)) return complex_log(complex<T>(1 + z.re, z.im));
+    return {z.im == 0 ? log1p(z.re) : log1p(fma(z.im, z.im, z.re * (2 + z.re))) / 2, atan2(z.im, 1 + z.re)};
+}
+
+template <class T> FUNCTION complex<T> complex_log_add_exp(complex<T> a, complex<T> b)
+{
+    const complex<T> low = a.re < b.re ? a : b, high = a.re < b.re ? b : a;
+    if (isinf(low.re) && low.re == high.re) return low.re < 0 ? high : complex_log(complex_exp(low) + complex_exp(high));
+    return high + complex_log1p(complex_exp(low - high));
+}
+
+// The inverse functions by roots of 1 + z and 1 - z, of which no difference cancels (Kahan, as above); far away by log(2 |z|), which
+// is the logarithm of what would overflow.
+template <class T> DEVICE bool is_far(complex<T> z) { return fmax(fabs(z.re), fabs(z.im)) > complex_range<T>::root; }
+
+template <class T> DEVICE T log_twice(complex<T> z) { return complex_log(z).re + (T)0.69314718055994531; }
+
+template <class T> FUNCTION complex<T> complex_asin(complex<T> z)
+{
+    if (is_far(z)) return {atan2(z.re, fabs(z.im)), copysign(log_twice(z), z.im)};
+    if (z.re != z.re || z.im != z.im) return {z.re == 0 ? z.re : z.re + z.im, z.re + z.im};
+    const complex<T> up = complex_sqrt(complex<T>(1 + z.re, z.im)), down = complex_sqrt(complex<T>(1 - z.re, -z.im));
+    return {atan2(z.re, up.re * down.re - up.im * down.im), asinh(down.re * up.im - down.im * up.re)};
+}
+
+template <class T> FUNCTION complex<T> complex_acos(complex<T> z)
+{
+    if (is_far(z)) return {atan2(fabs(z.im), z.re), copysign(log_twice(z), -z.im)};
+    if (z.re != z.re || z.im != z.im) return {z.re == 0 ? (T)1.5707963267948966 : z.re + z.im, z.re + z.im};
+    const complex<T> up = complex_sqrt(complex<T>(1 + z.re, z.im)), down = complex_sqrt(complex<T>(1 - z.re, -z.im));
+    return {2 * atan2(down.re, up.re), asinh(up.re * down.im - up.im * down.re)};
+}
+
+template <class T> FUNCTION complex<T> complex_acosh(complex<T> z)
+{
+    if (is_far(z)) return {log_twice(z), atan2(z.im, z.re)};
+    if (z.re != z.re || z.im != z.im) return {z.re + z.im, z.re == 0 ? (T)1.5707963267948966 : z.re + z.im};
+    const complex<T> down = complex_sqrt(complex<T>(z.re - 1, z.im)), up = complex_sqrt(complex<T>(z.re + 1, z.im));
+    return {asinh(down.re * up.re + down.im * up.im), 2 * atan2(down.im, up.re)};
+}
+
+// log1p(4 x / |1 - z|^2) / 4 and the angle of (1 - x)(1 + x) - y^2 and 2 y, for x >= 0. Near 1 the quotient may overflow: its logarithm
+// is then taken apart; far away both parts are those of 1 / z.
+template <class T> FUNCTION complex<T> complex_atanh(complex<T> z)
+{
+    constexpr T right_angle = (T)1.5707963267948966;
+    if (isinf(z.re) || isinf(z.im)) return {copysign((T)0, z.re), z.im != z.im ? z.im : copysign(right_angle, z.im)};
+    if (z.re != z.re || z.im != z.im) return {z.re == 0 ? z.re : z.re + z.im, z.re + z.im};
+    const T x = fabs(z.re), y = fabs(z.im), size = fmax(x, y);
+    if (is_far(z)) {
+        const T u = x / size, v = y / size;
+        return {copysign(u / (u * u + v * v) / size, z.re), copysign(right_angle, z.im)};
+    }
+    const T apart = hypot(1 - x, y);
+    const T re = apart < (T)0.125 ? (log(fma(apart, apart, 4 * x)) - 2 * log(apart)) / 4 : log1p(4 * x / apart / apart) / 4;
+    return {copysign(re, z.re), copysign(atan2(2 * y, (1 - x) * (1 + x) - y * y) / 2, z.im)};
+}
+
+template <class T> DEVICE complex<T> complex_asinh(complex<T> z)
+{
+    const complex<T> w = complex_asin(complex<T>(-z.im, z.re));
+    return {w.im, -w.re};
+}
+
+template <class T> DEVICE complex<T> complex_atan(complex<T> z)
+{
+    const complex<T> w = complex_atanh(complex<T>(-z.im, z.re));
+    return {w.im, -w.re};
+}
+
+template <class T> FUNCTION complex<T> complex_sinc(complex<T> z)
+{
+    if (z.re == 0 && z.im == 0) return {1, 0};
+    const complex<T> angle = scaled(z, (T)3.1415926535897931);
+    const T s = sinpi(z.re), c = cospi(z.re), y = fabs(angle.im), unit = 1 / tail<T>::scale;
+    if (!(y > tail<T>::shift)) return complex_divide(complex<T>(s * cosh(y), c * sinh(angle.im)), angle);
+    const complex<T> q = complex_divide(complex<T>(s, z.im < 0 ? -c : c), angle);
+    const T e = exp(y - tail<T>::shift) / 2;
+    return {q.re == 0 ? q.re : q.re * e * unit, q.im == 0 ? q.im : q.im * e * unit};
+}
+
 template <class T> FUNCTION complex<T> complex_power(complex<T> base, complex<T> exponent) { return complex_exp(exponent * complex_log(base)); }
 
 // tensor ** number: torch computes these exponents otherwise.

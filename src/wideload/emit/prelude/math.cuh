@@ -120,8 +120,9 @@ FUNCTION double math_cos(double x) { return cos(x); }
 FUNCTION float math_tan(float x) { return tan(x); }
 FUNCTION double math_tan(double x) { return tan(x); }
 
-FUNCTION float math_lgamma(float x) { return lgamma(x); }
+// CUDA's fp32 lgamma has no bound between -10 and -2, where it has zeros.
 FUNCTION double math_lgamma(double x) { return lgamma(x); }
+DEVICE float math_lgamma(float x) { return (float)math_lgamma((double)x); }
 
 template <class T> DEVICE T frexp_mantissa(T x) { int exponent; return frexp(x, &exponent); }
 

@@ -1,0 +1,100 @@
+"""The record of OpInfo's pairs: a part of it is run again, and what tells a wrong result from a right one is tried on wrong ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.opinfo.check import PASSES, Outcome, check_pair
+from tests.opinfo.jobs import list_pairs
+from tests.opinfo.report import RESULTS, read_report, render_report, summarize, write_report
+from tests.opinfo.selection import Sample, select_ops
+
+OPS = {op.name: op for op in select_ops()}
+EVERY = 17
+"""One pair of so many is run: about 130, in some seconds, of most operators and every dtype."""
+LEAST_SHARE = 0.98
+
+
+def test_the_record_is_what_a_run_gives() -> None:
+    about, recorded = read_report(RESULTS["cpu"])
+    outcomes = {(outcome.op, outcome.dtype): outcome for outcome in recorded}
+    pairs = list_pairs(tuple(OPS.values()), "cpu")
+    if about["torch"] == torch.__version__.partition("+")[0]:  # another torch has other operators and samples
+        assert {(name, str(dtype).removeprefix("torch.")) for name, dtype in pairs} == set(outcomes)
+    for name, dtype in pairs[::EVERY]:
+        got = check_pair(OPS[name], dtype, "cpu")
+        want = outcomes.get((got.op, got.dtype), got)
+        assert (got.status in PASSES) == (want.status in PASSES), f"{got}, recorded: {want}"
+
+
+def test_the_record_holds_the_share() -> None:
+    for path in RESULTS.values():
+        if path.exists():
+            outcomes = [outcome for outcome in read_report(path)[1] if outcome.status != "none"]
+            assert sum(outcome.status in PASSES for outcome in outcomes) >= LEAST_SHARE * len(outcomes)
+            assert {outcome.status for outcome in outcomes} <= {*PASSES, "refused"}, "a crash or a wrong result"
+            assert all(outcome.reason for outcome in outcomes if outcome.status == "refused")
+
+
+def pair_of(function: Any, *args: Any) -> Any:
+    """An operator of one sample, for CPU tensors alone."""
+    return SimpleNamespace(name="planted", function=function, dtypes=lambda device: (torch.float32,), samples=lambda *_: [Sample(args, {})])
+
+
+class Planted:
+    """Eager torch gets another answer than wideload, which calls this with traced tensors."""
+
+    def __init__(self, eager: Any) -> None:
+        self.eager = eager
+
+    def __call__(self, x: torch.Tensor) -> Any:
+        return torch.mul(x, 2) if type(x) is not torch.Tensor else self.eager(x)
+
+
+X = torch.tensor([[1.0, -0.0, float("nan")], [2.0, 3.0, 0.5]])
+
+
+@pytest.mark.parametrize(
+    ("eager", "what"),
+    [
+        (lambda x: x * 2 + 1, "element 0"),
+        (lambda x: (x * 2).abs(), "element 1"),  # the sign of a zero
+        (lambda x: (x * 2).nan_to_num(), "element 2"),
+        (lambda x: (x * 2).double(), "dtype"),
+        (lambda x: (x * 2)[None], "shape"),
+        (lambda x: (x * 2).t().contiguous().t(), "strides"),
+        (lambda x: (x * 2, x), "a tuple"),
+    ],
+)
+def test_a_wrong_result_differs(eager: Any, what: str) -> None:
+    outcome = check_pair(pair_of(Planted(eager), X), torch.float32, "cpu")
+    assert outcome.status == "differs"
+    assert what in outcome.reason
+
+
+def test_refusals_crashes_and_samples_that_torch_refuses() -> None:
+    def crash(x: torch.Tensor) -> torch.Tensor:
+        if type(x) is not torch.Tensor:
+            raise KeyError("planted")
+        return x
+
+    assert check_pair(pair_of(lambda x: x * 2, X), torch.float32, "cpu", compiles=True).status == "equal"
+    assert check_pair(pair_of(lambda x: x.cumsum(0), X), torch.float32, "cpu").status == "refused"
+    assert check_pair(pair_of(crash, X), torch.float32, "cpu").status == "crashes"
+    assert check_pair(pair_of(lambda x: x & 1, X), torch.float32, "cpu").status == "none"
+
+
+def test_a_report_says_what_it_was_told(tmp_path: Path) -> None:
+    outcomes = [Outcome("add", "float32", "equal"), Outcome("add", "int8", "refused", "why: so"), Outcome("sub", "int8", "none")]
+    about = {"on": "a machine", "torch": "2.13.0", "numerics": "eager", "compiled": "sm_90"}
+    write_report(tmp_path / "x.json", about, outcomes)
+    assert read_report(tmp_path / "x.json") == (about, outcomes)
+    assert summarize(outcomes).startswith("1 of 2 pairs pass: 50.00 %\nequal 1, refused 1\nrefused  add [int8]: why: so")
+    text = render_report(tmp_path / "x.json")
+    assert "| `add` | int8 | refused | why: so |" in text
+    assert "**1 of 2 pairs pass: 50.00 %**; every kernel compiled for sm_90." in text
