@@ -68,10 +68,10 @@ TILE_BLOCKS = 2
 """Blocks an SM that the registers of such a kernel must leave room for, 64 a thread: while one waits for its loads, the other stores."""
 
 RING_BLOCKS, NARROW_RING_BLOCKS = 3, 4
-"""The same where turned operands come to their tiles past the registers and no other operand waits in them; four where the widest operand
-has less than four bytes, of which a byte costs more instructions. On an H200, of the wall, with two, three and four blocks: int8 0.77,
-0.843, 0.860, bf16 0.867, 0.913, 0.909, of 11587 x 11587 0.856 and 0.878 (three and four), fp32 0.867, 0.916, 0.907, fp64 0.855 and 0.897
-(two and three); beside an operand that is not turned bf16 0.925 and 0.875."""
+"""The same where turned operands come to their tiles past the registers, and neither other operands nor functions of a maths library need
+these; four where the widest operand has less than four bytes, of which a byte costs more instructions. On an H200, of the wall, with two,
+three and four blocks: int8 0.77, 0.843, 0.860, bf16 0.867, 0.913, 0.909, of 11587 x 11587 0.856 and 0.878 (three and four), fp32 0.867,
+0.916, 0.907, fp64 0.855 and 0.897 (two and three); beside an operand that is not turned bf16 0.925 and 0.875."""
 
 _WARP_THREADS = 32
 

@@ -49,7 +49,7 @@ shifted_gelu_rows(
 #pragma unroll
     for (int k = 0; k < 4; ++k) shifted_gelu_element(widen(x_v.get(k)), widen(bias_v.get(k)), rate, out_v[k]);
     if (is_full) {  // whole accesses
-        store_vector(out_data + e, out_v);
+        store_whole(out_data + e, out_v);
     } else {  // the ends of the output
         store_some(out_data, e, n, out_v);
     }

@@ -42,14 +42,14 @@ def _head(program: Program, variant: Variant, sizes: Sequence[str]) -> str:
     listed = ",\n    ".join(parameters)
     num_loads = sum({"vector": variant.strip.rows if variant.strip else 1, "row": 1, "repeated": 1}.get(a, 0) for a in variant.loads)
     has_many_loads = variant.is_whole and num_loads >= MANY_LOADS
-    blocks = _tile_blocks(variant) if variant.tile else MANY_LOADS_BLOCKS if has_many_loads else None
+    blocks = _tile_blocks(program, variant) if variant.tile else MANY_LOADS_BLOCKS if has_many_loads else None
     bounds = f"{variant.threads}, {blocks}" if blocks else variant.threads
     return f'extern "C" __global__ void __launch_bounds__({bounds})\n{program.name}_{variant.family}(\n    {listed})'
 
 
-def _tile_blocks(variant: Variant) -> int:
+def _tile_blocks(program: Program, variant: Variant) -> int:
     assert variant.tile is not None
-    if not variant.tile.ring or {"vector", "realigned", "strided"} & set(variant.loads):
+    if not variant.tile.ring or program.num_functions or {"vector", "realigned", "strided"} & set(variant.loads):
         return TILE_BLOCKS
     return NARROW_RING_BLOCKS if variant.tile.width * REGISTER_BYTES > ACCESS_BYTES else RING_BLOCKS
 
