@@ -177,6 +177,21 @@ def test_mutated_arguments_are_restored_for_each_sample_and_the_callers_are_safe
     assert set(seen[-8:-2]) == {float(before[0, 0])}, "the six samples, before the two calls of the last check"
 
 
+def test_what_returns_nothing_is_checked_by_what_it_writes_on_changed_inputs_too(x: torch.Tensor) -> None:
+    y = random_tensor((64, 32), seed=3)
+
+    def add_to(y: torch.Tensor, x: torch.Tensor) -> None:
+        y.add_(x)
+
+    def add_once(y: torch.Tensor, x: torch.Tensor) -> None:
+        y.copy_(kept)
+
+    kept = y + x
+    result = bench(add_to, y, x, against={"torch": lambda y, x: y.add_(x), "kept": add_once}, **QUICK)
+    assert codes(result, "add_to") == codes(result, "torch") == ["MUTATES"], str(result)
+    assert "CACHED" in codes(result, "kept")
+
+
 def test_a_rival_that_mutates_does_not_spoil_the_others(x: torch.Tensor) -> None:
     result = bench(
         lambda x: x + 1, x, name="it", check=lambda x: x + 1, against={"in_place": lambda x: x.add_(1), "last": lambda x: 1 + x}, **QUICK

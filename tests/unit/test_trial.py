@@ -41,8 +41,8 @@ def run(trial: Trial, mode: Mode = "graph", *, check: Callable[..., torch.Tensor
     trial.prepare(mode)
     assert trial.sampler is not None
     collected = Collected(tuple(trial.sampler.sample() for _ in range(num)), "max_samples")
-    if trial._is_shared:
-        trial._operands.permute()
+    trial._operands.restore()
+    trial._operands.permute()
     trial.recheck([check(*trial._operands.args)] if check is not None else None)
     return trial.record(collected, None, ())
 

@@ -70,7 +70,8 @@ class Session:
         self.gpu = Gpu(self.device) if self.device.type == "cuda" else None
         rotation = Rotation(self._shared)
         self._trials = {name: Trial(name, fn, rotation, self.gpu, options.tolerance) for name, fn in fns.items()}
-        self.checked_against, self._reference = self._find_reference()
+        self.checked_against, reference = self._find_reference()
+        self._judge = Trial("reference", reference, rotation, self.gpu, None) if reference is not None else None
         self._state_before: tuple[int | None, tuple[str, ...] | None] = (None, None)
 
     # ---- choosing
@@ -163,14 +164,13 @@ class Session:
             if self.checked_against not in self._trials:
                 raise
             self._trials[self.checked_against].fail(error)
-            self.checked_against = self._reference = None
+            self.checked_against = self._judge = None
             return None
 
     def _reference_answer(self, *, is_permuted: bool = False) -> list[torch.Tensor] | None:
-        if self._reference is None:
+        if self._judge is None:
             return None
-        reference = Trial("reference", self._reference, Rotation(self._shared), self.gpu, None)
-        answer = frozen(reference.answer(self._shared))
+        answer = frozen(self._judge.answer(self._shared, is_permuted=is_permuted))
         if self._shared.changed() or is_permuted:
             self._shared.restore()
             if is_permuted:

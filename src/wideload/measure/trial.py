@@ -68,6 +68,7 @@ class Trial:
         self._rotation, self._gpu, self._tolerance = rotation, gpu, tolerance
         self._takes_out = _takes_out(fn)
         self._is_permuted = False
+        self._written: tuple[str, ...] = ()
         self._answers_for_itself = False
         self._is_repeatable = True
         self._host_us: float | None = None
@@ -93,8 +94,12 @@ class Trial:
             return self.fn(*operands.args, out=operands.out, **operands.kwargs)
         return self.fn(*operands.args, **operands.kwargs)
 
-    def answer(self, operands: Operands) -> list[torch.Tensor]:
-        """Call it and return its outputs: the tensors that it returns, or where there are none the arguments that it changed."""
+    def answer(self, operands: Operands, *, is_permuted: bool = False) -> list[torch.Tensor]:
+        """Call it and return its outputs: the tensors that it returns, or where there are none the arguments that it changed.
+
+        On permuted arguments (``is_permuted``) these are the ones that it changed the first time.
+        """
+        self._is_permuted = is_permuted
         self._synchronize()
         return self._outputs(self.call(operands), operands)
 
@@ -103,8 +108,9 @@ class Trial:
         returned = tensors_of(result)
         if returned:
             return returned
-        changed = operands.changed()
-        return [tensor.detach() for name, tensor in operands.tensors if name in changed]
+        if not self._is_permuted:  # later every argument differs from the caller's
+            self._written = operands.changed()
+        return [tensor.detach() for name, tensor in operands.tensors if name in self._written]
 
     def _call_first(self) -> Any:
         return self.call(self._operands)
@@ -239,7 +245,7 @@ class Trial:
         if self._answers_for_itself:
             fresh = self._operands.replicate()
             fresh.permute()
-            want = frozen(self.answer(fresh)) if self._is_repeatable else None
+            want = frozen(self.answer(fresh, is_permuted=True)) if self._is_repeatable else None
         if self._captured is not None:
             self._seen["stale"] = self._find_stale(self._captured.results[0], partial(_replay, self._captured), want)
         else:
