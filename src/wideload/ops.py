@@ -21,14 +21,23 @@ __all__ = [
     "bias_dropout_add",
     "bias_gelu",
     "bias_silu_mul",
+    "cast",
     "causal_mask",
     "clip",
     "dequantize_fp8",
     "dequantize_int8",
+    "ema_",
+    "geglu",
+    "lerp",
+    "prefix_mask",
     "quantize_fp8",
     "quantize_int8",
+    "reglu",
+    "residual_add_scale",
     "rope",
+    "sliding_window_mask",
     "swiglu",
+    "swiglu_quantize_fp8",
 ]
 
 
@@ -42,6 +51,18 @@ def add(x: Tensor, y: Tensor) -> Tensor:
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """``silu(gate) * up``: the gate of a Llama-style feed-forward. ``gate.chunk(2, -1)`` halves are read in place."""
     return F.silu(gate) * up
+
+
+@fuse
+def geglu(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
+    """``gelu(gate, approximate) * up``: the gate of T5 v1.1 and Gemma. ``gate.chunk(2, -1)`` halves are read in place."""
+    return F.gelu(gate, approximate=approximate) * up
+
+
+@fuse
+def reglu(gate: Tensor, up: Tensor) -> Tensor:
+    """``relu(gate) * up``. ``gate.chunk(2, -1)`` halves are read in place."""
+    return torch.relu(gate) * up
 
 
 @fuse
@@ -88,6 +109,32 @@ def causal_mask(scores: Tensor, value: float = -math.inf, offset: int = 0) -> Te
             [1., 1., 1.]])
     """
     return torch.where(index(-1) <= index(-2) + offset, scores, value)
+
+
+@fuse
+def sliding_window_mask(scores: Tensor, window: int, value: float = -math.inf, offset: int = 0) -> Tensor:
+    """As `causal_mask`, where a query sees the last ``window`` keys alone: query ``i`` those from ``i + offset - window + 1`` on.
+
+    >>> import torch
+    >>> sliding_window_mask(torch.ones(3, 3), 2, 0.0)
+    tensor([[1., 0., 0.],
+            [1., 1., 0.],
+            [0., 1., 1.]])
+    """
+    behind = index(-2) + offset - index(-1)
+    return torch.where((behind >= 0) & (behind < window), scores, value)
+
+
+@fuse
+def prefix_mask(scores: Tensor, prefix: int, value: float = -math.inf, offset: int = 0) -> Tensor:
+    """As `causal_mask`, where every query sees the first ``prefix`` keys as well (prefix language models).
+
+    >>> import torch
+    >>> prefix_mask(torch.ones(2, 4), 2, 0.0)
+    tensor([[1., 1., 0., 0.],
+            [1., 1., 0., 0.]])
+    """
+    return torch.where((index(-1) < prefix) | (index(-1) <= index(-2) + offset), scores, value)
 
 
 class _Rope(FusedFunction):
@@ -177,7 +224,64 @@ def clip(x: Tensor, lo: Any = None, hi: Any = None) -> Tensor:
     return x.clamp(lo, hi)
 
 
+@fuse
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """``x`` in another dtype, as ``x.to(dtype)`` rounds and limits it; ``cast.foreach(tensors, dtype)`` for lists."""
+    return x.to(dtype)
+
+
+@fuse
+def lerp(x: Tensor, y: Tensor, w: Any) -> Tensor:
+    """``x + w * (y - x)`` as ``torch.lerp`` computes it; ``w`` is a number, or a tensor that broadcasts with ``x`` and ``y``."""
+    return torch.lerp(x, y, w)
+
+
+@fuse
+def residual_add_scale(x: Tensor, residual: Tensor, scale: Any) -> Tensor:
+    """``residual + x * scale``; ``scale`` is a number or a tensor that broadcasts, usually [n] for ``x`` [..., n] (LayerScale)."""
+    result: Tensor = residual + x * scale
+    return result
+
+
+class _InPlace(FusedFunction):
+    """A function whose results go into its first argument where no ``out=`` is given; of a list call, into the list."""
+
+    def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+        return super().__call__(*args, out=self._target(args, kwargs) if out is None else out, **kwargs)
+
+    def foreach(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+        return super().foreach(*args, out=self._target(args, kwargs) if out is None else out, **kwargs)
+
+    def _target(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return args[0] if args else kwargs.get(self._parameters()[0])
+
+
+def _averaged(target: Tensor, source: Tensor, decay: float) -> Tensor:
+    """``decay * target + (1 - decay) * source`` in place of ``target``, rounded once: an exponential moving average.
+
+    ``source`` may have any shape that broadcasts to ``target``, and any dtype that casts to its. ``ema_.foreach(targets, sources, decay)``
+    updates lists. Returns ``target``; as every in-place call it raises where ``target`` wants a gradient: use ``torch.no_grad()``.
+
+    >>> import torch
+    >>> average = torch.zeros(2)
+    >>> ema_(average, torch.tensor([1.0, 2.0]), 0.75)
+    tensor([0.2500, 0.5000])
+    """
+    return target + (1 - decay) * (source - target)
+
+
+_averaged.__name__ = _averaged.__qualname__ = "ema_"
+ema_ = _InPlace(_averaged, FuseOptions())
+
+
 _FP8 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz
+
+
+def _limited(x: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    if dtype not in _FP8:
+        raise DtypeError(f"{name} got dtype={dtype}; allowed: {', '.join(map(str, _FP8))}")
+    top = torch.finfo(dtype).max
+    return x.clamp(-top, top).to(dtype)
 
 
 @fuse
@@ -193,10 +297,21 @@ def quantize_fp8(x: Tensor, scale: Tensor, dtype: torch.dtype = torch.float8_e4m
     tensor([[   6.0000, -448.0000],
             [   1.1250,    4.0000]])
     """
-    if dtype not in _FP8:
-        raise DtypeError(f"quantize_fp8 got dtype={dtype}; allowed: {', '.join(map(str, _FP8))}")
-    top = torch.finfo(dtype).max
-    return (x.float() / scale).clamp(-top, top).to(dtype)
+    return _limited(x.float() / scale, dtype, "quantize_fp8")
+
+
+@fuse
+def swiglu_quantize_fp8(gate: Tensor, up: Tensor, scale: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> Tensor:
+    """`quantize_fp8` of `swiglu`, in one pass: what stands between the two matrix products of an fp8 feed-forward.
+
+    ``silu(gate) * up / scale``, computed in fp32 and rounded once: nothing is rounded to the dtype of ``gate`` in between. ``scale``
+    broadcasts with them as in `quantize_fp8`. Raises as `quantize_fp8` does.
+
+    >>> import torch
+    >>> swiglu_quantize_fp8(torch.tensor([0.0, 100.0]), torch.tensor([1.0, 2.0]), torch.tensor(2.0)).float()
+    tensor([ 0., 96.])
+    """
+    return _limited(F.silu(gate.float()) * up.float() / scale, dtype, "swiglu_quantize_fp8")
 
 
 @fuse

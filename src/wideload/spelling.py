@@ -168,14 +168,23 @@ DEFAULT_OPERANDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "bias_dropout_add": ("bf16[tokens, 4096]", "bf16[4096]", "bf16[tokens, 4096]", "0.1"),
         "bias_gelu": ("bf16[tokens, 4096]", "bf16[4096]"),
         "bias_silu_mul": ("bf16[tokens, 14336]", "bf16[14336]", "bf16[tokens, 14336]"),
+        "cast": ("f32[tokens, 4096]", "bf16"),
         "causal_mask": ("bf16[32, tokens, tokens]",),
         "clip": ("bf16[tokens, 4096]", "-1", "1"),
         "dequantize_fp8": ("e4m3fn[tokens, 4096]", "f32[tokens, 1]"),
         "dequantize_int8": ("i8[tokens, 4096]", "f32[tokens, 1]"),
+        "ema_": ("f32[tokens, 4096]", "f32[tokens, 4096]", "0.999"),
+        "geglu": ("bf16[tokens, 14336]", "bf16[tokens, 14336]"),
+        "lerp": ("bf16[tokens, 4096]", "bf16[tokens, 4096]", "0.5"),
+        "prefix_mask": ("bf16[32, tokens, tokens]", "256"),
         "quantize_fp8": ("bf16[tokens, 4096]", "f32[tokens, 1]"),
         "quantize_int8": ("bf16[tokens, 4096]", "f32[tokens, 1]"),
+        "reglu": ("bf16[tokens, 14336]", "bf16[tokens, 14336]"),
+        "residual_add_scale": ("bf16[tokens, 4096]", "bf16[tokens, 4096]", "bf16[4096]"),
         "rope": ("bf16[1, tokens, 32, 128]", "f32[tokens, 64]", "f32[tokens, 64]"),
+        "sliding_window_mask": ("bf16[32, tokens, tokens]", "1024"),
         "swiglu": ("bf16[tokens, 14336]", "bf16[tokens, 14336]"),
+        "swiglu_quantize_fp8": ("bf16[tokens, 14336]", "bf16[tokens, 14336]", "f32[tokens, 1]"),
     }
 )
 """What an op of ``wl.ops`` is called with where nothing is said; the size ``tokens`` is to be given."""

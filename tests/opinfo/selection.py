@@ -17,7 +17,9 @@ import torch
 
 __all__ = ["ASIDE", "Sample", "Selected", "select_ops"]
 
-if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:  # torch's testing modules import it for one base class, unused here
+if (
+    "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None
+):  # torch's testing modules import it for one base class, unused here
     _stand_in = types.ModuleType("expecttest")
     _stand_in.TestCase = unittest.TestCase  # type: ignore[attr-defined]
     sys.modules["expecttest"] = _stand_in

@@ -47,6 +47,21 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "quantize_fp8": lambda x, scale, dtype=e4m3: (x.float() / scale).clamp(-FP8_MAX[dtype], FP8_MAX[dtype]).to(dtype),
     "dequantize_fp8": lambda q, scale, dtype=bf16: (q.float() * scale).to(dtype),
     "quantize_int8": lambda x, scale, zero_point=0: ((x.float() / scale).round() + zero_point).clamp(-128, 127).to(torch.int8),
+    "cast": lambda x, dtype: x.to(dtype),
+    "ema_": lambda target, source, decay: target.copy_(decay * target.double() + (1 - decay) * source.double()),
+    "geglu": lambda gate, up, approximate="none": F.gelu(gate, approximate=approximate) * up,
+    "lerp": torch.lerp,
+    "prefix_mask": lambda scores, prefix, value=-math.inf, offset=0: scores.masked_fill(
+        after_the_query(scores, offset) & (torch.arange(scores.shape[-1]) >= prefix), value
+    ),
+    "reglu": lambda gate, up: F.relu(gate) * up,
+    "residual_add_scale": lambda x, residual, scale: residual + x * scale,
+    "sliding_window_mask": lambda scores, window, value=-math.inf, offset=0: scores.masked_fill(
+        after_the_query(scores, offset) | ~after_the_query(scores, offset - window), value
+    ),
+    "swiglu_quantize_fp8": lambda gate, up, scale, dtype=e4m3: (
+        (F.silu(gate.float()) * up.float() / scale).clamp(-FP8_MAX[dtype], FP8_MAX[dtype]).to(dtype)
+    ),
     "dequantize_int8": lambda q, scale, dtype=bf16, zero_point=0: ((q.float() - zero_point) * scale).to(dtype),
 }
 
@@ -69,18 +84,21 @@ def test_shapes_and_errors_have_words_and_there_is_an_example(name: str) -> None
 
 
 @pytest.mark.parametrize("dtype", [bf16, f32, f64], ids=str)
-@pytest.mark.parametrize("name", ["add", "swiglu", "bias_gelu", "bias_silu_mul"])
+@pytest.mark.parametrize("name", ["add", "swiglu", "geglu", "reglu", "bias_gelu", "bias_silu_mul", "residual_add_scale", "lerp"])
 def test_values_dtypes_and_strides_are_torchs(name: str, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(11)
     x, y = (torch.randn(6, 5, generator=generator, dtype=f64).mul(3).to(dtype) for _ in range(2))
     bias = torch.randn(5, generator=generator, dtype=f64).to(dtype)
-    arguments = {"add": (x, y), "swiglu": (x, y), "bias_gelu": (x, bias), "bias_silu_mul": (x, bias, y)}[name]
+    special = {"bias_gelu": (x, bias), "bias_silu_mul": (x, bias, y), "residual_add_scale": (x, y, bias), "lerp": (x, y, x)}
+    arguments = special.get(name, (x, y))
     turned = tuple(a.t().contiguous().t() if a.ndim == 2 else a for a in arguments)
     for given in (arguments, tuple(a[..., ::2] for a in arguments), turned):
         got = getattr(ops, name)(*given)
         exact = PLAIN[name](*(a.double() for a in given)).to(dtype)
         eps = torch.finfo(dtype).eps
-        assert torch.allclose(got.double(), exact.double(), rtol=4 * eps, atol=4 * eps if dtype == f64 else eps / 8)
+        sums = name in ("residual_add_scale", "lerp")  # of terms up to 100, which may cancel
+        atol = 100 * eps if sums else 4 * eps if dtype == f64 else eps / 8
+        assert torch.allclose(got.double(), exact.double(), rtol=4 * eps, atol=atol)
         want = PLAIN[name](*given)
         assert (got.dtype, got.shape, got.stride()) == (want.dtype, want.shape, want.stride())
 
@@ -93,6 +111,54 @@ def test_gelu_of_both_kinds() -> None:
     assert not torch.equal(ops.bias_gelu(x, bias), ops.bias_gelu(x, bias, "tanh"))
     with pytest.raises(wl.TraceError, match="approximate is 'fast'"):
         ops.bias_gelu(x, bias, "fast")
+
+
+@pytest.mark.parametrize("offset", [-2, 0, 3])
+def test_masks_by_place(offset: int) -> None:
+    scores = torch.randn(2, 5, 7)
+    for value in (-math.inf, 0.5):
+        for width in (0, 1, 3, 9):
+            for name in ("sliding_window_mask", "prefix_mask"):
+                got, want = (f(scores, width, value, offset) for f in (getattr(ops, name), PLAIN[name]))
+                assert torch.equal(got, want), (name, width)
+    assert torch.equal(ops.prefix_mask(scores, 0), ops.causal_mask(scores))
+    assert torch.equal(ops.sliding_window_mask(scores, 7), ops.causal_mask(scores))
+
+
+@pytest.mark.parametrize("dtype", [bf16, f32, f64], ids=str)
+def test_an_average_moves_in_place(dtype: torch.dtype) -> None:
+    targets = [torch.randn(size, dtype=f64).to(dtype) for size in (7, 0, 33)]
+    sources = [torch.randn(size, dtype=f64).to(dtype) for size in (7, 0, 33)]
+    wants = [PLAIN["ema_"](t.to(f64, copy=True), s, 0.75).to(dtype) for t, s in zip(targets, sources, strict=True)]
+    kept = [t.clone() for t in targets]
+    for target, source, want in zip(kept, sources, wants, strict=True):
+        assert ops.ema_(target, source, 0.75) is target
+        torch.testing.assert_close(target, want, rtol=torch.finfo(dtype).eps, atol=4 * torch.finfo(dtype).eps)
+    returned = ops.ema_.foreach(targets, sources, 0.75)
+    for target, one, same in zip(targets, kept, returned, strict=True):
+        assert torch.equal(target, one)
+        assert same is target
+    other = torch.zeros(7, dtype=dtype)
+    before = targets[0].clone()
+    assert ops.ema_(targets[0], sources[0], 0.5, out=other) is other
+    assert torch.equal(targets[0], before)
+    with pytest.raises(RuntimeError, match="grad"):
+        ops.ema_(torch.zeros(7, dtype=dtype, requires_grad=True), sources[0], 0.5)
+
+
+def test_swiglu_goes_to_fp8_with_one_rounding() -> None:
+    gate, up = (torch.randn(64, 48).mul(8).to(bf16) for _ in range(2))
+    scale = torch.rand(64, 1) + 0.1
+    for dtype in (e4m3, e5m2):
+        got = ops.swiglu_quantize_fp8(gate, up, scale, dtype)
+        assert torch.equal(got.float(), PLAIN["swiglu_quantize_fp8"](gate, up, scale, dtype).float())
+    with pytest.raises(wl.DtypeError, match=r"swiglu_quantize_fp8 got dtype=torch\.float16"):
+        ops.swiglu_quantize_fp8(gate, up, scale, torch.float16)
+
+
+def test_lists_are_cast() -> None:
+    tensors = [torch.randn(size) for size in (5, 0, 17)]
+    assert all(torch.equal(a, b.to(bf16)) for a, b in zip(ops.cast.foreach(tensors, bf16), tensors, strict=True))
 
 
 def test_clip_takes_numbers_tensors_or_none() -> None:
