@@ -264,7 +264,7 @@ def test_any_rows_along_which_an_operand_repeats(
     x, y, column = rows_of(dtypes[0], True, 0), rows_of(dtypes[1], True, 5), ramp(outer[-1], f32, 1).view(-1, 1)
     out = rows_of(data.draw(st.sampled_from((f32, bf16))), False, 3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("wideload.plan.LEAST_STRIPS", 1)
+        patch.setattr("wideload.plan.strips.LEAST_STRIPS", 1)
         f = wl.fuse(lambda x, y, column: torch.exp2(x * column - x * column) * y + x * column, name="strips")  # 2^0, for a function
         want = (x * column + y).to(out.dtype)
         run_emulated(f, x, y, column, out=out)
@@ -289,7 +289,7 @@ def test_64_bit_indices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_64_bit_indices_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wideload.layout.INT31_MAX", 3)
-    monkeypatch.setattr("wideload.plan.INT31_MAX", 3)
+    monkeypatch.setattr("wideload.plan.choice.INT31_MAX", 3)
     f = wl.fuse(lambda x, scale, bias: x * scale + bias, name="wide")
     for columns, pitch, offset in ((4, 4, 1), (5, 9, 0), (8, 12, 3), (13, 13, 2), (33, 40, 5)):
         x = sliced(6, columns, pitch, offset, f32).unflatten(0, (3, 2))

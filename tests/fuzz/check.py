@@ -18,10 +18,9 @@ import wideload as wl
 from tests.emulator.emulated import run_emulated
 from tests.fuzz.cases import Case, Out, draw_case, draw_out, make_operands, make_tensor
 from tests.fuzz.programs import Program
-from wideload import plan
 from wideload.execute import is_safe_in_place
 from wideload.fused import FusedFunction
-from wideload.plan import KernelPlan
+from wideload.plan import KernelPlan, strips
 
 __all__ = ["MAX_ELEMENTS", "Backend", "Mismatch", "Session"]
 
@@ -64,7 +63,7 @@ class Session:
         case = draw_case(seed, self.max_elements)
         skipped = self.num_skipped
         try:
-            with unittest.mock.patch.object(plan, "LEAST_STRIPS", 1):  # or no shape drawn is large enough for strips
+            with unittest.mock.patch.object(strips, "LEAST_STRIPS", 1):  # or no shape drawn is large enough for strips
                 self._check(case)
         except Mismatch as mismatch:
             raise Mismatch(f"{mismatch}\n{case}\nreproduce: {self.command(seed)}") from None

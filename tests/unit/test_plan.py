@@ -242,7 +242,7 @@ def test_rows_of_long_arithmetic_along_which_operands_repeat_are_taken_in_strips
     gelu = wl.fuse(lambda x, b: torch.nn.functional.gelu(x + b), name="gelu")
     row = meta(64, dtype=bf16)
     assert plan(gelu, meta(8, 64, dtype=bf16), row).variant.family == "rows"
-    monkeypatch.setattr("wideload.plan.LEAST_STRIPS", 1)
+    monkeypatch.setattr("wideload.plan.strips.LEAST_STRIPS", 1)
     for rows, strip in ((8, Strip(1, 4)), (6, Strip(1, 2)), (7, None)):
         kernel = plan(gelu, meta(rows, 64, dtype=bf16), row)
         assert kernel.variant.strip == strip

@@ -1,0 +1,52 @@
+"""Turns an expression and the layouts of its operands into kernels to run: family, vector width, index width, grid, and why.
+
+What changes the code is a ``Variant``; what does not (sizes, strides, numbers) is passed at run time, so a new shape compiles
+nothing. Knows no driver and writes no CUDA. `kernel_plan` asks the families' modules in turn; each says of a call whether it takes it.
+"""
+
+from wideload.plan.choice import Reason
+from wideload.plan.kernel_plan import KernelPlan, Operand, Target, plan_kernels
+from wideload.plan.strided import STRIDED_ELEMENTS
+from wideload.plan.variant import (
+    ACCESS_BYTES,
+    MANY_LOADS,
+    MANY_LOADS_BLOCKS,
+    MAX_INLINED_FUNCTIONS,
+    NARROW_RING_BLOCKS,
+    REGISTER_BYTES,
+    RING_BLOCKS,
+    THREADS,
+    TILE_BLOCKS,
+    Access,
+    Family,
+    Pace,
+    Strip,
+    Table,
+    Tile,
+    Variant,
+)
+
+__all__ = [
+    "ACCESS_BYTES",
+    "MANY_LOADS",
+    "MANY_LOADS_BLOCKS",
+    "MAX_INLINED_FUNCTIONS",
+    "NARROW_RING_BLOCKS",
+    "REGISTER_BYTES",
+    "RING_BLOCKS",
+    "STRIDED_ELEMENTS",
+    "THREADS",
+    "TILE_BLOCKS",
+    "Access",
+    "Family",
+    "KernelPlan",
+    "Operand",
+    "Pace",
+    "Reason",
+    "Strip",
+    "Table",
+    "Target",
+    "Tile",
+    "Variant",
+    "plan_kernels",
+]

@@ -1,0 +1,172 @@
+"""How an operand walks the iteration space, and what a family says of a call that it takes; what the families' modules share.
+
+Integers and reasons; no family is preferred here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from wideload.dtypes import ScalarType
+from wideload.layout import INT31_MAX, IterSpace, magic_divisor
+from wideload.plan.variant import ACCESS_BYTES, REGISTER_BYTES, THREADS, Access, Family, Strip, Tile
+
+__all__ = [
+    "MAX_STEP_BYTES",
+    "NARROWING_ACCESSES",
+    "Choice",
+    "Reason",
+    "Walk",
+    "are_rows_whole",
+    "choose_accesses",
+    "choose_elements",
+    "choose_index_bits",
+    "division_numbers",
+    "edge_reasons",
+    "find_steps",
+]
+
+NARROWING_ACCESSES = 2
+"""Accesses of its widest operand that a thread makes where all results are narrower: its stores are wider then. On an H200, of the
+wall: fp32 to int8 0.991 against 0.934 with one, int64 to bf16 0.991 and 0.935, fp32 to bf16 0.993 and 0.983; four as two. Where a result
+is as wide, two lose: bf16 to fp32 0.768 against 1.003."""
+
+MAX_STEP_BYTES = REGISTER_BYTES
+"""From one element to the next of an operand that is read whole and picked from, at most: every register then has one that is wanted. Where
+one had none, ptxas would make narrow accesses of the wide one."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One choice of the planner and why it was made."""
+
+    choice: str
+    value: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How an operand walks the iteration space: its stride along each dim in elements, innermost first."""
+
+    name: str
+    type: ScalarType
+    phase_bytes: int
+    strides: tuple[int, ...]
+    num_elements: int
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether it is one element for all; the only element of a space is as good as a run."""
+        return self.num_elements > 1 and not any(self.strides)
+
+    def phase(self, elements: int) -> int:
+        """How many elements its address lies behind an aligned access of ``elements``."""
+        return self.phase_bytes % (elements * self.type.itemsize) // self.type.itemsize
+
+    def span(self, sizes: Sequence[int]) -> int:
+        """Elements from its first to its last."""
+        return 1 + sum((size - 1) * stride for size, stride in zip(sizes, self.strides, strict=True))
+
+    def beat(self, elements: int) -> tuple[int, ...]:
+        """The phase of its first element, and by how much each outer dim shifts it."""
+        return (self.phase(elements), *(stride % elements for stride in self.strides[1:]))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A family and what it needs.
+
+    ``num_covered`` is how many elements the grid covers; ``order`` are the space's dims as the kernel nests them, where not as they are.
+    """
+
+    family: Family
+    accesses: tuple[Access, ...]
+    elements: int
+    index_bits: Literal[32, 64]
+    num_covered: int
+    sizes: tuple[int, ...]
+    reasons: tuple[Reason, ...]
+    threads: int = THREADS
+    tile: Tile | None = None
+    is_whole: bool = False
+    steps: tuple[tuple[int, int], ...] = ()
+    strip: Strip | None = None
+    order: tuple[int, ...] = ()
+
+
+def choose_elements(walks: Sequence[Walk], num_inputs: int) -> tuple[int, Reason]:
+    """One element count for all operands: the widest uses a whole access, the narrower ones less; two where it is no output."""
+    widest = max((walk.type for walk in walks if not walk.is_uniform), key=lambda t: t.itemsize)
+    accesses = NARROWING_ACCESSES if all(walk.type.itemsize < widest.itemsize for walk in walks[num_inputs:]) else 1
+    elements = accesses * ACCESS_BYTES // widest.itemsize
+    why = f"{accesses * ACCESS_BYTES} bytes of the widest operand ({widest.name}), {accesses} access{'es' * (accesses > 1)} a thread"
+    return elements, Reason("elements a thread", str(elements), why)
+
+
+def choose_index_bits(space: IterSpace, walks: Sequence[Walk], num_covered: int) -> tuple[Literal[32, 64], Reason]:
+    """The bits in which every element of the grid and every byte offset can be counted."""
+    if num_covered <= INT31_MAX and not space.needs_64bit([walk.type.itemsize for walk in walks]):
+        return 32, Reason("index width", "32 bits", "every offset fits in 31 bits")
+    return 64, Reason("index width", "64 bits", "an element count or a byte offset needs more than 31 bits")
+
+
+def are_rows_whole(size: int, elements: int, beat: tuple[int, ...], accesses: Sequence[Access]) -> bool:
+    """Whether rows of ``size`` elements are made of whole accesses, each of them aligned for all operands."""
+    return size % elements == 0 and not any(beat) and not {"realigned", "stepped", "turned_realigned", "elements"} & set(accesses)
+
+
+def choose_accesses(inputs: Sequence[Walk], beat: tuple[int, ...], elements: int) -> tuple[Access, ...] | None:
+    """How inputs along rows are read where the first output's aligned accesses lie on ``beat``; ``None`` where one cannot be."""
+    accesses: list[Access] = []
+    for walk in inputs:
+        if walk.is_uniform:
+            accesses.append("uniform")
+        elif not walk.strides or walk.strides[0] == 1:
+            accesses.append("vector" if walk.beat(elements) == beat else "realigned")
+        elif not walk.strides[0]:
+            accesses.append("row")
+        elif _is_stepped(walk, beat, elements):
+            accesses.append("stepped")
+        else:
+            return None
+    return tuple(accesses)
+
+
+def _is_stepped(walk: Walk, beat: tuple[int, ...], elements: int) -> bool:
+    """Whether it is every few elements of words that are aligned alike in all rows; an access holds whole registers."""
+    first, *outer = walk.beat(elements)
+    step, itemsize = walk.strides[0], walk.type.itemsize
+    is_near = step * itemsize <= MAX_STEP_BYTES and elements * itemsize % REGISTER_BYTES == 0
+    return is_near and first < step and not any(outer) and not any(beat)
+
+
+def find_steps(inputs: Sequence[Walk], loads: Sequence[Access], elements: int) -> tuple[tuple[int, int], ...]:
+    """``Variant.steps`` of the inputs."""
+    return tuple(
+        (walk.strides[0], walk.phase(elements)) if access == "stepped" else (1, 0) for walk, access in zip(inputs, loads, strict=True)
+    )
+
+
+def edge_reasons(is_whole: bool, inputs: Sequence[Walk], loads: Sequence[Access]) -> list[Reason]:
+    """What is said of rows' ends, and of operands that are not aligned there."""
+    if is_whole:
+        return [Reason("edges", "none", "every row is made of whole aligned accesses")]
+    named = list(zip((walk.name for walk in inputs), loads, strict=True))
+    realigned = ", ".join(name for name, access in named if access in ("realigned", "turned_realigned"))
+    stepped = ", ".join(name for name, access in named if access == "stepped")
+    why = "not aligned to whole accesses: aligned words are read and shifted in registers"
+    reasons = [Reason("realigned", realigned, why)] if realigned else []
+    return [*reasons, Reason("stepped", stepped, "whole words are read, and every few elements of them taken")] if stepped else reasons
+
+
+def division_numbers(space: IterSpace, bits: Literal[32, 64]) -> list[int]:
+    """Size, multiplier and shift of each dim but the outermost."""
+    numbers = []
+    for dim in space.dims[:-1]:
+        multiplier, shift = magic_divisor(dim.size, bits)
+        # Kernel parameters are signed 64-bit integers: the same bits.
+        numbers += [dim.size, multiplier - (1 << 64) if multiplier >> 63 else multiplier, shift]
+    return numbers

@@ -1,0 +1,204 @@
+"""Turns an expression and the layouts of its operands into kernels: the first family that takes a call, its variant, grid, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from wideload.dtypes import scalar_type
+from wideload.expr import Expr, Numerics
+from wideload.layout import INT31_MAX, build_space, expand_strides
+from wideload.lower import Program, Store, lower_expr
+from wideload.plan.choice import Reason, Walk
+from wideload.plan.dense import choose_dense
+from wideload.plan.rows import choose_pitched, choose_rows
+from wideload.plan.strided import choose_strided
+from wideload.plan.strips import choose_strips
+from wideload.plan.tile import choose_tile
+from wideload.plan.variant import Access, Pace, Variant
+from wideload.replay import NodeLayout
+from wideload.views import View
+
+__all__ = ["KernelPlan", "Operand", "Target", "plan_kernels"]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A view of tensor argument ``tensor``, ``offset_bytes`` behind its first element, as the planner sees it.
+
+    ``phase_bytes`` is the view's address modulo ``ACCESS_BYTES``; ``on_host`` marks a 0-dim CPU tensor beside tensors of another device,
+    which acts as a number.
+    """
+
+    dtype: torch.dtype
+    layout: NodeLayout
+    phase_bytes: int
+    tensor: int
+    offset_bytes: int = 0
+    on_host: bool = False
+
+
+@dataclass(frozen=True)
+class Target:
+    """A view of output ``output``, ``offset_bytes`` behind its first element, that receives node ``node``."""
+
+    node: int
+    dtype: torch.dtype
+    layout: NodeLayout
+    phase_bytes: int
+    output: int
+    offset_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """One launch.
+
+    ``sources`` and ``targets`` are (tensor, bytes behind its first element) of the parameters and of the results, which walk
+    memory by ``source_layouts`` and ``target_layouts``; ``sizes`` are the run-time integers that follow the pointers. ``seed`` is the
+    tensor that holds the seed of a program with draws.
+    """
+
+    program: Program
+    variant: Variant
+    sources: tuple[tuple[int, int], ...]
+    targets: tuple[tuple[int, int], ...]
+    source_layouts: tuple[NodeLayout, ...]
+    target_layouts: tuple[NodeLayout, ...]
+    num_elements: int
+    grid: int
+    sizes: tuple[int, ...]
+    reasons: tuple[Reason, ...]
+    seed: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The kernel's name in the source."""
+        return f"{self.program.name}_{self.variant.family}"
+
+
+def plan_kernels(
+    expr: Expr,
+    operands: Sequence[Operand],
+    targets: Sequence[Target],
+    *,
+    numerics: Numerics,
+    fast_math: bool,
+    is_in_place: bool,
+    walks: Sequence[View] = (),
+    seed: int | None = None,
+) -> tuple[KernelPlan, ...]:
+    """One kernel for each shape among the ``targets``; none for those without elements. Nearly always that is one.
+
+    ``walks`` are those of the expression's positions, ``seed`` the tensor from which its draws start.
+    """
+    shapes: dict[tuple[int, ...], list[int]] = {}
+    for position, target in enumerate(targets):
+        shapes.setdefault(target.layout.shape, []).append(position)
+    plans = []
+    for shape, positions in shapes.items():
+        chosen = [targets[position] for position in positions]
+        program = lower_expr(expr, tuple(Store(t.node, t.dtype) for t in chosen), numerics=numerics, fast_math=fast_math)
+        if 0 not in shape:
+            plan = _plan_kernel(program, operands, chosen, shape, is_in_place, walks)
+            plans.append(replace(plan, seed=seed) if program.has_draws else plan)
+    if len(plans) > 1:
+        plans = [replace(plan, variant=replace(plan.variant, is_one_of_several=True)) for plan in plans]
+    return tuple(plans)
+
+
+def _plan_kernel(
+    program: Program,
+    operands: Sequence[Operand],
+    targets: Sequence[Target],
+    shape: tuple[int, ...],
+    is_in_place: bool,
+    position_walks: Sequence[View],
+) -> KernelPlan:
+    loads = [operands[parameter.operand] for parameter in program.parameters]
+    tensors: list[Operand | Target] = [*(load for load in loads if not load.on_host), *targets]
+    names = [p.name for p, load in zip(program.parameters, loads, strict=True) if not load.on_host] + [r.name for r in program.results]
+    num_inputs = len(tensors) - len(targets)
+    load_strides = [expand_strides(load.layout.shape, load.layout.strides, shape) for load in loads]
+    strides = [expand_strides(x.layout.shape, x.layout.strides, shape) for x in tensors]
+    positions = [position_walks[position.walk] for position in program.positions]
+    position_strides = [expand_strides(view.shape, view.strides, shape) for view in positions]
+    space = build_space(shape, [*strides, *position_strides], outputs=range(num_inputs, len(strides)))
+    walks = [
+        Walk(name, scalar_type(x.dtype, "an operand"), x.phase_bytes, tuple(dim.strides[row] for dim in space.dims), space.num_elements)
+        for row, (name, x) in enumerate(zip(names, tensors, strict=True))
+    ]
+    choice = (
+        choose_dense(walks, num_inputs)
+        or (None if positions else choose_strips(space, walks, num_inputs, program))
+        or choose_rows(space, walks, num_inputs)
+        or choose_pitched(space, walks, num_inputs)
+        or choose_tile(space, walks, num_inputs)
+        or choose_strided(space, walks)
+    )
+    accesses, steps = iter(choice.accesses), iter(choice.steps)
+    paces, position_sizes = [], []
+    for row, view in enumerate(positions, start=len(tensors)):
+        along = [dim.strides[row] for dim in space.dims] or [0]
+        along = [along[d] for d in choice.order or range(len(along))]
+        pace = _pace(view, along[0])
+        paces.append(pace)
+        position_sizes += [view.offset, *(along if pace.step == "apart" else along[1:])]
+    load_accesses: list[Access] = ["value" if load.on_host else next(accesses) for load in loads]
+    variant = Variant(
+        family=choice.family,
+        loads=tuple(load_accesses),
+        stores=tuple(accesses),
+        elements=choice.elements,
+        rank=max(1, len(space.dims)),
+        index_bits=choice.index_bits,
+        is_in_place=is_in_place,
+        threads=choice.threads,
+        tile=choice.tile,
+        is_whole=choice.is_whole,
+        steps=tuple((1, 0) if load.on_host else next(steps) for load in loads) if "stepped" in choice.accesses else (),
+        paces=tuple(paces),
+        strip=choice.strip,
+    )
+    grid = -(-choice.num_covered // (variant.threads * variant.elements))
+    reasons = [*choice.reasons, Reason("grid", f"{grid} x {variant.threads}", "one-shot: a grid-stride loop measured 5 % slower on H200")]
+    if is_in_place:
+        reasons.append(Reason("cache", "coherent loads", "an output is also an input, so the read-only path is not allowed"))
+    reasons += _draw_reasons(program, paces)
+    sources = tuple((load.tensor, load.offset_bytes) for load in loads)
+    places = tuple((target.output, target.offset_bytes) for target in targets)
+    source_layouts = tuple(NodeLayout(shape, strides) for strides in load_strides)
+    target_layouts = tuple(target.layout for target in targets)
+    return KernelPlan(
+        program,
+        variant,
+        sources,
+        places,
+        source_layouts,
+        target_layouts,
+        space.num_elements,
+        grid,
+        (*choice.sizes, *position_sizes),
+        tuple(reasons),
+    )
+
+
+def _pace(view: View, stride: int) -> Pace:
+    """The pace of a position that walks by ``view``, where the innermost dim has ``stride``."""
+    last = view.offset + sum((size - 1) * along for size, along in zip(view.shape, view.strides, strict=True))
+    step: dict[int, Literal["run", "row"]] = {0: "row", 1: "run"}
+    return Pace(step.get(stride, "apart"), 32 if last <= INT31_MAX else 64)
+
+
+def _draw_reasons(program: Program, paces: Sequence[Pace]) -> list[Reason]:
+    reasons = []
+    for position, pace in zip(program.positions, paces, strict=True):
+        if position.draw is not None:
+            value = {"run": "blocks shared", "row": "one a row", "apart": "one block each"}[pace.step]
+            order = {"run": "follow one another", "row": "share a number", "apart": "do not follow one another"}[pace.step]
+            why = f"{position.draw.bits} bits an element; a thread's elements {order} in the draw's row-major order"
+            reasons.append(Reason("random numbers", value, why))
+    return reasons
