@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ import torch
 import torch.nn.functional as F
 
 import wideload as wl
+from wideload import execute, launch
+from wideload.emit.kernel import emit_kernel
 from wideload.execute import Launch, kernel_arguments, phase_of, run_launches, scalar_argument, stage_launches
 from wideload.expr import HostCall, HostInput
 from wideload.lower import ScalarParameter
@@ -178,3 +181,45 @@ def test_nothing_is_launched_when_a_number_is_refused() -> None:
     with pytest.raises(wl.DtypeError):
         run_launches(prepared, 0, [x, y], [torch.empty(2, 3), torch.empty(3, dtype=i8)], (1000,))
     assert [recorder.launched for recorder in recorders] == [[], []]
+
+
+# ---- several kernels of one call
+
+
+def two_shapes(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return q * 2, k * 2
+
+
+def plans_of(*shapes: tuple[int, ...]) -> list[KernelPlan]:
+    return plans(wl.fuse(two_shapes), *(torch.empty(shape, device="meta") for shape in shapes))
+
+
+def test_kernels_of_several_shapes_run_side_by_side_and_one_alone_does_not() -> None:
+    for plan in plans_of((64, 64), (32, 64)):
+        text = emit_kernel(plan.program, plan.variant)
+        statements = text[text.index("{", text.index("__global__")) + 1 :].rstrip().removesuffix("}").strip()
+        assert statements.startswith("let_next_start();")
+        assert statements.endswith("outlast_previous();")
+    (alone,) = plans_of((64, 64), (64, 64))
+    assert "let_next_start" not in emit_kernel(alone.program, alone.variant)
+
+
+@pytest.mark.parametrize(("arch", "count"), [("sm_80", 0), ("sm_90", 1)])
+def test_only_later_architectures_have_the_instructions(arch: str, count: int) -> None:
+    kernels = wl.fuse(two_shapes).plan(torch.empty(64, 64, device="meta"), torch.empty(32, 64, device="meta"), target=arch).kernels
+    for kernel in kernels:
+        assert [kernel.sass.count(name) for name in ("PREEXIT", "ACQBULK")] == [count, count]
+
+
+@pytest.mark.parametrize(("capability", "driver", "overlaps"), [((9, 0), 12030, True), ((9, 0), 12020, False), ((8, 9), 13000, False)])
+def test_all_but_the_first_overlap_where_the_gpu_and_the_driver_can(
+    capability: tuple[int, int], driver: int, overlaps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[bool] = []
+    monkeypatch.setattr(launch, "_driver", lambda: SimpleNamespace(cuDriverGetVersion=lambda: (None, driver)))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(execute, "can_overlap", launch.can_overlap.__wrapped__)
+    monkeypatch.setattr(execute, "device_arch", lambda device: "sm_90")
+    monkeypatch.setattr(execute, "LoadedKernel", lambda cubin, grid, threads, *, overlaps: made.append(overlaps))
+    execute.prepare_launches(plans_of((64, 64), (32, 64)), 0)
+    assert made == [False, overlaps]
