@@ -192,6 +192,48 @@ def test_what_returns_nothing_is_checked_by_what_it_writes_on_changed_inputs_too
     assert "CACHED" in codes(result, "kept")
 
 
+def test_what_is_returned_and_what_is_changed_beside_it_are_both_compared(x: torch.Tensor) -> None:
+    out = torch.zeros(64, 32)
+
+    def times(factor: float, result: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def fn(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+            out.copy_(x * factor)
+            return result(x)
+
+        return fn
+
+    for result in (lambda x: torch.zeros(1), lambda x: x):  # a new tensor, and an argument that is not changed
+        rivals = {"wrong": times(3, result), "idle": lambda x, out, result=result: result(x), "same": times(2, result)}
+        found = bench(times(2, result), x, out, name="right", check=times(2, result), against=rivals, **QUICK)
+        assert [codes(found, name)[0] for name in ("right", "wrong", "idle", "same")] == ["MUTATES", "WRONG", "WRONG", "MUTATES"]
+
+
+def test_results_in_a_dataclass_are_compared(x: torch.Tensor) -> None:
+    @dataclasses.dataclass
+    class Pair:
+        first: torch.Tensor
+        rest: list[torch.Tensor]
+
+    found = bench(
+        lambda x: Pair(x + 1, [x * 2]), x, name="it", against={"wrong": lambda x: Pair(x + 1, [x * 3])}, check=lambda x: [x + 1, x * 2]
+    )
+    assert [codes(found, name) for name in ("it", "wrong")] == [[], ["WRONG"]]
+    numbers = bench(lambda x: float(x.sum()), x, name="it", against={"one": lambda x: 1.0}, **QUICK)
+    assert codes(numbers, "it") == ["NO_WORK", "UNCHECKED"]
+
+
+def test_a_rival_that_serves_from_a_cache_spoils_no_one(x: torch.Tensor) -> None:
+    kept: dict[int, torch.Tensor] = {}
+
+    def memo(x: torch.Tensor) -> torch.Tensor:
+        return kept.setdefault(x.data_ptr(), x * 2)
+
+    found = bench(lambda x: x * 2, x, name="it", against={"memo": memo}, **QUICK)
+    assert codes(found, "it") == ["UNCHECKED"]
+    assert "memo, its reference, is not to be trusted" in str(found)
+    assert "CACHED" in codes(found, "memo")
+
+
 def test_a_rival_that_mutates_does_not_spoil_the_others(x: torch.Tensor) -> None:
     result = bench(
         lambda x: x + 1, x, name="it", check=lambda x: x + 1, against={"in_place": lambda x: x.add_(1), "last": lambda x: 1 + x}, **QUICK

@@ -5,6 +5,7 @@ Knows tensors and tolerances; not what was called, nor whether it was timed.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -50,9 +51,11 @@ def requested_tolerance(rtol: float | None, atol: float) -> Tolerance | None:
 
 
 def tensors_of(result: object) -> list[torch.Tensor]:
-    """Return the tensors in nested containers, in order; nothing else counts as a result."""
+    """Return the tensors in nested containers and dataclasses, in order; nothing else counts as a result."""
     if isinstance(result, torch.Tensor):
         return [result.detach()]
+    if dataclasses.is_dataclass(result) and not isinstance(result, type):
+        result = [getattr(result, field.name) for field in dataclasses.fields(result)]
     if isinstance(result, dict):
         result = list(result.values())
     return [tensor for item in result for tensor in tensors_of(item)] if isinstance(result, (tuple, list)) else []

@@ -115,6 +115,7 @@ class Session:
         want = self._first_reference_answer()
         is_random = self._options.check is False
         for trial in self._trials.values():
+            trial.beside = self._judge.beside if self._judge is not None else None
             self._attempt(trial, partial(trial.check, want, is_binding=self._options.is_check_binding, is_random=is_random))
             if want is None:
                 trial.note_unchecked("no reference to check it against")
@@ -148,10 +149,14 @@ class Session:
         (clock_before, throttle_before), (clock_after, throttle_after) = self._state_before, self._read_state()
         state = GpuState(clock_before, clock_after, throttle_before, throttle_after)
         is_permuted = self._shared.permute()
-        want = self._reference_answer(is_permuted=True)
+        rival = self._trials.get(self.checked_against or "")
+        is_trusted = rival is None or rival.is_sound
+        want = self._reference_answer(is_permuted=True) if is_trusted else None
         for trial in self._sound():
             self._attempt(trial, partial(trial.recheck, want))
-            if not is_permuted:
+            if not is_trusted:
+                trial.note_unchecked(f"checked once: {self.checked_against}, its reference, is not to be trusted")
+            elif not is_permuted:
                 trial.note_unchecked("checked once: its inputs could not be changed for a second check")
         nbytes = self.minimal_bytes
         return tuple(trial.record(collected.get(trial.name), nbytes, state.throttle) for trial in self._trials.values()), state

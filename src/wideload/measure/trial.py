@@ -69,6 +69,8 @@ class Trial:
         self._takes_out = _takes_out(fn)
         self._is_permuted = False
         self._written: tuple[str, ...] = ()
+        self.beside: tuple[str, ...] | None = None
+        """The arguments that are outputs beside the tensors that are returned: those that the reference changed, or it itself."""
         self._answers_for_itself = False
         self._is_repeatable = True
         self._host_us: float | None = None
@@ -95,7 +97,7 @@ class Trial:
         return self.fn(*operands.args, **operands.kwargs)
 
     def answer(self, operands: Operands, *, is_permuted: bool = False) -> list[torch.Tensor]:
-        """Call it and return its outputs: the tensors that it returns, or where there are none the arguments that it changed.
+        """Call it and return its outputs: the tensors that it returns, and the arguments that it changed beside them.
 
         On permuted arguments (``is_permuted``) these are the ones that it changed the first time.
         """
@@ -105,12 +107,14 @@ class Trial:
 
     def _outputs(self, result: Any, operands: Operands) -> list[torch.Tensor]:
         self._synchronize()
-        returned = tensors_of(result)
-        if returned:
-            return returned
-        if not self._is_permuted:  # later every argument differs from the caller's
+        returned, arguments = tensors_of(result), dict(operands.tensors)
+        if not self._is_permuted and (not returned or self.beside is None):  # later every argument differs from the caller's
             self._written = operands.changed()
-        return [tensor.detach() for name, tensor in operands.tensors if name in self._written]
+        if not returned:
+            return [arguments[name].detach() for name in self._written]
+        if self.beside is None:
+            self.beside = tuple(name for name in self._written if not any(_is_same_view(arguments[name], tensor) for tensor in returned))
+        return [*returned, *(arguments[name].detach() for name in self.beside)]
 
     def _call_first(self) -> Any:
         return self.call(self._operands)
@@ -152,6 +156,8 @@ class Trial:
         got = self._outputs(result, operands)
         self._observe_writes(result)
         if want is not None:
+            if not got and not want:
+                self.note_unchecked("nothing to compare: no tensor is returned or changed")
             difference = find_difference(got, want, self._tolerance)
             if difference is not None:
                 self._seen |= {"difference": difference, "is_reference_binding": is_binding}
@@ -373,6 +379,10 @@ def _untimed(name: str, labels: tuple[Label, ...]) -> Contender:
 
 def _per_second(nbytes: int | None, time_us: float) -> float | None:
     return nbytes / time_us * 1e6 if nbytes and time_us else None
+
+
+def _is_same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return (a.data_ptr(), a.shape, a.stride()) == (b.data_ptr(), b.shape, b.stride())
 
 
 def _replay(captured: timing.Capture) -> Any:
