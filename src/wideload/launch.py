@@ -55,8 +55,10 @@ _GRAPHS_OVERLAP = 12030
 @functools.cache
 def can_overlap(device: int) -> bool:
     """Whether a kernel may start before the one before it on its stream has ended: programmatic dependent launch, from sm_90 on."""
-    _, version = _driver().cuDriverGetVersion()
-    return torch.cuda.get_device_capability(device) >= (9, 0) and version >= _GRAPHS_OVERLAP
+    driver = _driver()
+    status, version = driver.cuDriverGetVersion()
+    is_known = status == driver.CUresult.CUDA_SUCCESS
+    return is_known and torch.cuda.get_device_capability(device) >= (9, 0) and version >= _GRAPHS_OVERLAP
 
 
 def current_stream(device: int) -> int:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from wideload.errors import DtypeError
+from wideload.errors import DtypeError, OverlapError
 from wideload.fused import fuse
 
 __all__ = ["EMA", "SGD", "Adam", "AdamW", "Lion"]
@@ -179,9 +179,14 @@ class FusedOptimizer(torch.optim.Optimizer):
         super().__init__(params, {**defaults, "foreach": foreach, "differentiable": differentiable, "fused": fused})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's. Raises ``DtypeError`` for parameters that are not real floating-point numbers."""
+        """As torch's. Raises ``DtypeError`` for parameters that are no real floats, ``OverlapError`` for one that is given twice."""
         super().add_param_group(param_group)
+        places: dict[int, int] = {}
         for position, p in enumerate(self.param_groups[-1]["params"]):
+            first = places.setdefault(id(p), position)
+            if first != position:
+                del self.param_groups[-1]
+                raise OverlapError(f"parameters {first} and {position} of the group are one tensor; allowed: each once. Pass it once.")
             if not p.dtype.is_floating_point:
                 del self.param_groups[-1]
                 raise DtypeError(
@@ -193,7 +198,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient; return what ``closure``, which computes the gradients anew, returns.
 
-        One launch for each group, device and dtypes, and one for the step counts. Raises ``LayoutError`` for sparse gradients.
+        One launch for each group, device and dtypes, and one for the step counts. Raises ``LayoutError`` for sparse gradients: the groups
+        before theirs have taken their step then, as with torch's optimizers.
         """
         loss = None
         if closure is not None:

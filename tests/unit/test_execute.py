@@ -216,7 +216,8 @@ def test_all_but_the_first_overlap_where_the_gpu_and_the_driver_can(
     capability: tuple[int, int], driver: int, overlaps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[bool] = []
-    monkeypatch.setattr(launch, "_driver", lambda: SimpleNamespace(cuDriverGetVersion=lambda: (None, driver)))
+    bindings = SimpleNamespace(CUresult=SimpleNamespace(CUDA_SUCCESS=0), cuDriverGetVersion=lambda: (0, driver))
+    monkeypatch.setattr(launch, "_driver", lambda: bindings)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(execute, "can_overlap", launch.can_overlap.__wrapped__)
     monkeypatch.setattr(execute, "device_arch", lambda device: "sm_90")

@@ -736,3 +736,13 @@ def test_every_combination_of_flags_runs() -> None:
         flags = {"amsgrad": amsgrad, "maximize": maximize, "decoupled_weight_decay": decoupled}
         train(wl.optim.Adam(params, weight_decay=weight_decay, stochastic_rounding=stochastic, **flags), params, range(2))
         assert bool(params[0].isfinite().all())
+
+
+@pytest.mark.parametrize("kind", [wl.optim.AdamW, wl.optim.SGD, wl.optim.Lion])
+def test_a_parameter_given_twice_is_named(kind: Any) -> None:
+    p, q = torch.zeros(3, requires_grad=True), torch.zeros(2, requires_grad=True)
+    with (
+        pytest.warns(UserWarning, match="duplicate"),
+        pytest.raises(wl.OverlapError, match="parameters 0 and 2 of the group are one tensor"),
+    ):
+        kind([p, q, p], lr=0.1)

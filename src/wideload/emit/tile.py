@@ -1,7 +1,8 @@
 """Turns a program into the ``tile`` kernel: some inputs run along another dim than the outputs, and turn in shared memory.
 
 A block computes ``columns`` along the outputs' fast dim by ``lines`` along the turned inputs'. It reads the turned inputs along their
-lines and everything else along the columns, 16 bytes a thread and access on both sides, with one barrier in between.
+lines and everything else along the columns, 16 bytes a thread and access on both sides, with one barrier in between. From rings, in which
+operands that are not aligned lie, it picks single elements.
 """
 
 from __future__ import annotations

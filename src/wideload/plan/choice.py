@@ -155,7 +155,7 @@ def edge_reasons(is_whole: bool, inputs: Sequence[Walk], loads: Sequence[Access]
     if is_whole:
         return [Reason("edges", "none", "every row is made of whole aligned accesses")]
     named = list(zip((walk.name for walk in inputs), loads, strict=True))
-    realigned = ", ".join(name for name, access in named if access in ("realigned", "turned_realigned"))
+    realigned = ", ".join(name for name, access in named if access == "realigned")
     stepped = ", ".join(name for name, access in named if access == "stepped")
     why = "not aligned to whole accesses: aligned words are read and shifted in registers"
     reasons = [Reason("realigned", realigned, why)] if realigned else []

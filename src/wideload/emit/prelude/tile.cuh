@@ -32,7 +32,7 @@ template <class V> DEVICE V read_tile(const V* p) { return *p; }
 
 template <class V> DEVICE void write_tile(V* p, const V& v) { *p = v; }
 
-// As load_vector; with fetches_block the L2 gets all 256 bytes of memory in which the chunk is, the rest of which the next tile reads.
+// As load_vector, of memory that nothing has written before in this kernel; with fetches_block the L2 gets all 256 bytes of memory in which the chunk is, the rest of which the next tile reads.
 template <int N, class T> DEVICE vec<T, N> load_chunk(const T* p, bool fetches_block)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
@@ -147,7 +147,8 @@ DEVICE void arrived()
 template <int columns, int lines, int threads, int width, int ring, bool alike, bool is_full, class T, int N, class I, class U>
 DEVICE void copy_words(vec<T, N>* tile, const T* p, U stride, I column0, I line0, I size0, I size1, const T* begin, const T* end)
 {
-    const unsigned places = (lines / N + 1 + 7 + 7) / 8 * 8, total = columns * places;
+    // Words from the start of the cache line in which a column begins, at its last byte at the worst; whole lines of them.
+    const unsigned places = ((lines * (unsigned)sizeof(T) + 126) / 16 + 1 + 7) / 8 * 8, total = columns * places;
     const unsigned bytes = (is_full || size1 - line0 > (I)lines ? (unsigned)lines : (unsigned)(size1 - line0)) * sizeof(T);
     const int at_once = is_full ? (total + threads - 1) / threads : 4;
 #pragma unroll at_once
