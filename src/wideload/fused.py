@@ -40,6 +40,7 @@ from wideload.planned import Plan
 from wideload.reference import evaluate_expr, with_seed
 from wideload.replay import NodeLayout, replay_layout
 from wideload.structure import map_structure, same_structure
+from wideload.torch_op import DifferentiableOp, is_transformed
 from wideload.trace import HostResult, NumberArg, TensorArg, TensorResult, Traced, is_traced, trace_function
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ class FusedFunction:
         self._traces: dict[Any, Traced] = {}
         self._sized: dict[Any, None] = {}  # signatures of functions that read sizes: their traces hold for one set of shapes
         self._prepared: dict[Any, _Prepared] = {}
+        self._ops: dict[Any, DifferentiableOp] = {}
         self._listed: dict[Any, Listed] = {}
         self._alike: dict[Any, tuple[Any, Listed]] = {}  # the last lists of some kind: tells in one C call whether they are like them
 
@@ -172,6 +174,8 @@ class FusedFunction:
             return self._run(call, functools.partial(self._launch, call))
         if call.device.type == "meta":
             return self._run(call, functools.partial(self._call_meta, call))
+        if _wants_grad(call.tensors) and not is_transformed():
+            return self._run(call, functools.partial(self._call_differentiable, call))
         return self._run(call, functools.partial(self._call_reference, call))
 
     def reference(self, *args: Any, **kwargs: Any) -> Any:
@@ -463,6 +467,12 @@ class FusedFunction:
     def _call_reference(self, call: _Call, _: Any, traced: Traced) -> Any:
         layouts = self._layouts(call, traced)  # first: it refuses shapes that do not broadcast
         return self._assemble(call, traced, self._evaluate(call, traced, layouts))
+
+    def _call_differentiable(self, call: _Call, key: Any, traced: Traced) -> Any:
+        op = self._ops.get(key)
+        if op is None or op.expr is not traced.expr:
+            op = _remember(self._ops, key, DifferentiableOp(traced.expr, self._options.numerics, fast_math=self._options.fast_math))
+        return self._assemble(call, traced, op(call.tensors, tuple(call.scalars), call.device))
 
     def _call_meta(self, call: _Call, _: Any, traced: Traced) -> Any:
         layouts = self._layouts(call, traced)

@@ -1,0 +1,233 @@
+"""Turns an expression into an operation that torch's autograd knows: one kernel forward, one for the gradients of all its inputs.
+
+Only inputs are saved, and a seed where numbers were drawn. Knows expressions, tensors and autograd; never Python functions or how
+arguments were spelt.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+
+from wideload.dtypes import widened
+from wideload.errors import LayoutError
+from wideload.execute import Launch, Output, new_output, phase_of, plan_call, prepare_launches, run_launches
+from wideload.expr import Expr, Load, Numerics, is_view_of_operand
+from wideload.grad import Gradient, Term, connected_nodes, derive_gradient, missing_rules
+from wideload.layout import Strides, like_strides
+from wideload.random import draw_seed
+from wideload.reference import evaluate_expr
+from wideload.replay import NodeLayout, replay_layout
+
+__all__ = ["DifferentiableOp", "is_transformed"]
+
+_MAX_FORMS = 4096
+"""Layouts that one operation keeps what it derived and prepared for; the oldest goes first."""
+
+
+def is_transformed() -> bool:
+    """Whether ``torch.func`` or forward-mode differentiation is at work: they look into torch's own operators, not into an operation."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What tensors of one layout need. ``launches`` is None where the reference computes.
+
+    ``saved`` are the inputs that gradients read, ``constant`` the outputs that have none. ``layouts`` are those of all nodes.
+    """
+
+    op: DifferentiableOp
+    device: torch.device
+    devices: tuple[torch.device, ...]
+    layouts: tuple[NodeLayout, ...]
+    outputs: tuple[Output, ...]
+    launches: tuple[Launch, ...] | None
+    saved: tuple[int, ...]
+    constant: tuple[int, ...]
+    backwards: dict[Any, _Backward] = field(default_factory=dict)
+
+    def run(self, tensors: Sequence[torch.Tensor], scalars: tuple[Any, ...], seed: torch.Tensor | None) -> list[torch.Tensor]:
+        """The outputs, in memory of their own."""
+        operands = [*tensors] if seed is None else [*tensors, seed]
+        if self.launches is not None:
+            outs = [_empty(output, self.device) for output in self.outputs]
+            run_launches(self.launches, self.device.index, operands, outs, scalars)
+            return outs
+        nodes = [output.node for output in self.outputs]
+        results = evaluate_expr(self.op.expr, nodes, operands, scalars, numerics=self.op.numerics)
+        return [
+            result if result.stride() == output.layout.strides else _empty(output, self.device).copy_(result)
+            for result, output in zip(results, self.outputs, strict=True)
+        ]
+
+    def backward(self, present: tuple[bool, ...], wanted: tuple[bool, ...]) -> _Backward:
+        """The operation that gives inputs ``wanted`` their gradients where those of outputs ``present`` have arrived."""
+        found = self.backwards.get((present, wanted))
+        if found is None:
+            found = self.backwards[present, wanted] = self.op.derive(self.layouts, present, wanted)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Backward:
+    """The operation that gives the gradients, and what becomes of its results."""
+
+    gradient: Gradient
+    op: DifferentiableOp
+
+
+class DifferentiableOp:
+    """``expr`` as an operation on tensors; the gradients that it is asked for are derived once a layout, and are operations again.
+
+    ``strides`` has a derived operation: those that each result shall have, or None for those that eager PyTorch would give it.
+    """
+
+    def __init__(self, expr: Expr, numerics: Numerics, *, fast_math: bool = False, strides: Sequence[Strides | None] | None = None) -> None:
+        """Nothing is derived or compiled before the first call."""
+        self.expr, self.numerics, self._fast_math = expr, numerics, fast_math
+        self._is_view = [is_view_of_operand(expr, node) for node in expr.outputs]
+        self._views = [node for node, is_view in zip(expr.outputs, self._is_view, strict=True) if is_view]
+        self.fresh = [position for position, is_view in enumerate(self._is_view) if not is_view]
+        self._is_derived = strides is not None
+        self._strides = [None if strides is None else strides[position] for position in self.fresh]
+        self._forms: dict[Any, _Form | Literal["contiguous", "reference"]] = {}
+        self._missing: dict[tuple[bool, ...], tuple[str, ...]] = {}
+
+    def missing(self, wanted: tuple[bool, ...]) -> tuple[str, ...]:
+        """What in the expression has no derivative here, on the way from tensors ``wanted`` to the results."""
+        found = self._missing.get(wanted)
+        if found is None:
+            found = self._missing[wanted] = missing_rules(self.expr, _where(wanted))
+        return found
+
+    def __call__(
+        self, tensors: Sequence[torch.Tensor], scalars: tuple[Any, ...], device: torch.device, seed: torch.Tensor | None = None
+    ) -> list[torch.Tensor]:
+        """The results on ``device``, recorded by autograd where a tensor wants a gradient.
+
+        Raises ``LayoutError`` where the tensors' shapes do not fit the expression.
+        """
+        if seed is None and self.expr.has_draws:
+            seed = draw_seed(device)
+        enabled = torch.is_grad_enabled()
+        wanted = tuple(enabled and tensor.requires_grad for tensor in tensors)
+        if self.missing(wanted):
+            return self._recorded(tensors, scalars, seed)
+        key = (device, wanted, *((tuple(t.shape), t.stride(), phase_of(t)) for t in tensors))
+        form = self._forms.get(key)
+        if form is None:
+            form = self._find_form(tensors, device, wanted)
+            if len(self._forms) >= _MAX_FORMS:
+                self._forms.pop(next(iter(self._forms)), None)
+            self._forms[key] = form
+        if form == "reference":
+            return self._recorded(tensors, scalars, seed)
+        if form == "contiguous":
+            return self([tensor.contiguous() for tensor in tensors], scalars, device, seed)
+        outs: Sequence[torch.Tensor] = ()
+        if self.fresh:
+            outs = _Fused.apply(form, scalars, seed, *tensors) if any(wanted) else form.run(tensors, scalars, seed)  # type: ignore[no-untyped-call]
+        if not self._views:
+            return list(outs)
+        views, fresh = iter(evaluate_expr(self.expr, self._views, tensors, (), numerics="eager")), iter(outs)
+        return [next(views if is_view else fresh) for is_view in self._is_view]
+
+    def _recorded(self, tensors: Sequence[torch.Tensor], scalars: tuple[Any, ...], seed: torch.Tensor | None) -> list[torch.Tensor]:
+        """By torch's own operators, each of them recorded."""
+        operands = [*tensors] if seed is None else [*tensors, seed]
+        return evaluate_expr(self.expr, self.expr.outputs, operands, scalars, numerics=self.numerics, differentiable=True)
+
+    def _find_form(
+        self, tensors: Sequence[torch.Tensor], device: torch.device, wanted: tuple[bool, ...]
+    ) -> _Form | Literal["contiguous", "reference"]:
+        """Plan these layouts. What a derived operation cannot view in them, it views in copies of the tensors, or torch does."""
+        try:
+            return self._form(tensors, device, wanted)
+        except LayoutError:
+            if not self._is_derived:
+                raise
+            return "reference" if all(tensor.is_contiguous() for tensor in tensors) else "contiguous"
+
+    def _form(self, tensors: Sequence[torch.Tensor], device: torch.device, wanted: tuple[bool, ...]) -> _Form:
+        expr = self.expr
+        layouts = replay_layout(expr, [NodeLayout(tuple(t.shape), t.stride()) for t in tensors], device.type)
+        outputs = [new_output(expr, layouts, expr.outputs[position]) for position in self.fresh]
+        outputs = [
+            output if strides is None else replace(output, layout=NodeLayout(output.layout.shape, strides))
+            for output, strides in zip(outputs, self._strides, strict=True)
+        ]
+        launches = None
+        if device.type == "cuda" and outputs:
+            plans = plan_call(expr, layouts, tensors, outputs, device, numerics=self.numerics, fast_math=self._fast_math, is_in_place=False)
+            launches = prepare_launches(plans, device.index)
+        connected = connected_nodes(expr, _where(wanted))
+        constant = tuple(at for at, output in enumerate(outputs) if output.node not in connected)
+        every = tuple(at not in constant for at in range(len(outputs)))
+        saved = self.derive(layouts, every, wanted).gradient.inputs if any(wanted) else ()
+        devices = tuple(tensor.device for tensor in tensors)
+        return _Form(self, device, devices, layouts, tuple(outputs), launches, saved, constant)
+
+    def derive(self, layouts: Sequence[NodeLayout], present: tuple[bool, ...], wanted: tuple[bool, ...]) -> _Backward:
+        """The operation that gives the gradients of tensors ``wanted``, from those of the ``fresh`` results that are ``present``."""
+        positions = [self.fresh[at] for at in _where(present)]
+        gradient = derive_gradient(self.expr, [layout.shape for layout in layouts], _where(wanted), positions)
+        loads = {node.operand: layout for node, layout in zip(self.expr.nodes, layouts, strict=True) if isinstance(node, Load)}
+        strides = [None if of is None else like_strides(loads[of].shape, loads[of].strides) for of in gradient.shaped]
+        return _Backward(gradient, DifferentiableOp(gradient.expr, self.numerics, fast_math=self._fast_math, strides=strides))
+
+
+class _Fused(torch.autograd.Function):
+    """One operation in torch's graph."""
+
+    @staticmethod
+    def forward(ctx: Any, form: _Form, scalars: tuple[Any, ...], seed: torch.Tensor | None, *tensors: torch.Tensor) -> Any:
+        outs = form.run(tensors, scalars, seed)
+        ctx.form, ctx.scalars, ctx.shapes = form, scalars, [tensor.shape for tensor in tensors]
+        ctx.save_for_backward(*(tensors[at] for at in form.saved), seed)
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(outs[at] for at in form.constant))
+        return tuple(outs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        form: _Form = ctx.form
+        present = tuple(grad is not None for grad in grads)
+        results: list[torch.Tensor | None] = [None] * len(form.devices)
+        if not any(present):
+            return (None, None, None, *results)
+        back = form.backward(present, tuple(ctx.needs_input_grad[3:]))
+        *saved, seed = ctx.saved_tensors
+        inputs = dict(zip(form.saved, saved, strict=True))
+        incoming = dict(zip(form.op.fresh, grads, strict=True))
+        gradient = back.gradient
+        operands = [*(inputs[at] for at in gradient.inputs), *(incoming[at] for at in gradient.incoming)]
+        outs = back.op(operands, ctx.scalars, form.device, seed if gradient.expr.has_draws else None) if gradient.expr.outputs else []
+        for of in gradient.gradients:
+            dtype, device = form.op.expr.operands[of.operand].dtype, form.devices[of.operand]
+            terms = [_term(outs[term.output], term, dtype) for term in of.terms]
+            total = functools.reduce(torch.add, terms) if terms else torch.zeros(ctx.shapes[of.operand])
+            results[of.operand] = total.to(device=device, dtype=dtype)
+        return (None, None, None, *results)
+
+
+def _term(value: torch.Tensor, term: Term, dtype: torch.dtype) -> torch.Tensor:
+    """A part of the gradient of an input of ``dtype``, in that input's shape; summed in fp32 or wider."""
+    if not term.num_summed:
+        return value
+    for step in term.steps:
+        value = value.squeeze(step.args) if step.name == "squeeze" else getattr(value, step.name)(*step.args)
+    wide = torch.promote_types(widened(value.dtype), widened(dtype))
+    return value.sum(tuple(range(term.num_summed)), dtype=wide)
+
+
+def _where(marks: Sequence[bool]) -> tuple[int, ...]:
+    return tuple(at for at, mark in enumerate(marks) if mark)
+
+
+def _empty(output: Output, device: torch.device) -> torch.Tensor:
+    return torch.empty_strided(output.layout.shape, output.layout.strides, dtype=output.dtype, device=device)
