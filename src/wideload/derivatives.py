@@ -95,7 +95,7 @@ _rule("detach")
 
 _rule("div div_number", input=lambda g, other: g / other, other=lambda g, input, other: -g * ((input / other) / other))
 _rule("rdiv", input=lambda g, input, number: -g * (input.reciprocal().square() * number))
-_rule("div_trunc div_trunc_number", input=ZERO, other=ZERO)
+_rule("div_trunc div_trunc_number div_floor div_floor_number", input=ZERO, other=ZERO)
 _rule("fmod", input=lambda g: g, other=lambda g, input, other: -g * input.div_trunc(other))
 _rule("remainder", input=lambda g: g, other=lambda g, input, other: -g * input.div_floor(other))
 
@@ -146,6 +146,13 @@ _rule("nan_to_num", input=lambda g, input: g * input.isfinite())
 
 _LN_2, _LN_10 = math.log(2), math.log(10)
 
+
+def _reciprocal_square(x: Any, y: Any) -> Any:
+    """``1 / (x**2 + y**2)``, and 0 at the origin."""
+    square = x * x + y * y
+    return (square == 0).where(0, square.reciprocal())
+
+
 _rule("exp", input=lambda g, result: g * result)
 _rule("exp2", input=lambda g, result: g * result * _LN_2)
 _rule("expm1", input=lambda g, result: g * (result + 1))
@@ -171,8 +178,8 @@ _rule("tan", input=lambda g, result: g * (result * result + 1))
 _rule("tanh", input=lambda g, result: g * (1 - result * result))
 _rule(
     "atan2",
-    input=lambda g, input, other: g * other / (input * input + other * other),
-    other=lambda g, input, other: -g * input / (input * input + other * other),
+    input=lambda g, input, other: g * (other * _reciprocal_square(input, other)),
+    other=lambda g, input, other: -g * (input * _reciprocal_square(input, other)),
 )
 _rule("hypot", input=lambda g, input, result: g * (input / result), other=lambda g, other, result: g * (other / result))
 _rule("copysign", input=lambda g, input, result: g * (input == 0).where(0, result / input), other=ZERO)
@@ -287,7 +294,7 @@ def _unless_dead(gradient: Any, input: Any, other: Any, last: float) -> Any:
 
 _SQRT_HALF, _INV_SQRT_2PI = math.sqrt(0.5), 1 / math.sqrt(2 * math.pi)
 _GELU_SCALE, _GELU_CUBE = math.sqrt(8 / math.pi), 0.044715
-_ELU_SCALE, _SELU_ALPHA = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
+_SELU_SCALE, _SELU_ALPHA = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
 
 
 def _silu(g: Any, input: Any) -> Any:
@@ -309,6 +316,11 @@ def _gelu_tanh(g: Any, input: Any) -> Any:
     return g * (gate + gate * (1 - gate) * (input * slope))
 
 
+def _negative(input: Any) -> Any:
+    """The input where it is negative, else 0: what the other branch does not take may not overflow, or its own gradient is NaN."""
+    return (input < 0).where(input, 0)
+
+
 def _mish(g: Any, input: Any) -> Any:
     squashed = input.softplus(1, 20).tanh()
     return g * (squashed + input * input.sigmoid() * (1 - squashed * squashed))
@@ -327,9 +339,9 @@ _rule("logsigmoid", input=lambda g, input: g * (-input).sigmoid())
 _rule("relu", input=lambda g, result: (result <= 0).where(0, g))
 _rule("hardtanh", input=lambda g, input, min_val, max_val: ((input <= min_val) | (input >= max_val)).where(0, g))
 _rule("leaky_relu", input=lambda g, input, negative_slope: (input > 0).where(g, g * negative_slope))
-_rule("elu", input=lambda g, input, alpha: (input <= 0).where(g * _scaled(input.exp(), alpha), g))
-_rule("selu", input=lambda g, input: (input <= 0).where(g * (input.exp() * (_ELU_SCALE * _SELU_ALPHA)), g * _ELU_SCALE))
-_rule("celu", input=lambda g, input, alpha: (input <= 0).where(g * (input / alpha).exp(), g))
+_rule("elu", input=lambda g, input, alpha: (input <= 0).where(g * _scaled(_negative(input).exp(), alpha), g))
+_rule("selu", input=lambda g, input: (input <= 0).where(g * (_negative(input).exp() * (_SELU_SCALE * _SELU_ALPHA)), g * _SELU_SCALE))
+_rule("celu", input=lambda g, input, alpha: (input <= 0).where(g * (_negative(input) / alpha).exp(), g))
 _rule("hardswish", input=lambda g, input: (input <= -3).where(0, (input < 3).where(g * (input / 3 + 0.5), g)))
 _rule("hardsigmoid", input=lambda g, input: _masked(g / 6, (input > -3) & (input < 3)))
 _rule("tanhshrink", input=lambda g, input: g * input.tanh().square())

@@ -84,7 +84,8 @@ class _Backward:
 class DifferentiableOp:
     """``expr`` as an operation on tensors; the gradients that it is asked for are derived once a layout, and are operations again.
 
-    ``strides`` has a derived operation: those that each result shall have, or None for those that eager PyTorch would give it.
+    ``strides`` has a derived operation: those that each result shall have, or None for those that eager PyTorch would give it. As in
+    torch, what a derived operation reads has a gradient, of zeros where it has no other: that of ``relu`` reads its input.
     """
 
     def __init__(self, expr: Expr, numerics: Numerics, *, fast_math: bool = False, strides: Sequence[Strides | None] | None = None) -> None:
@@ -93,7 +94,7 @@ class DifferentiableOp:
         self._is_view = [is_view_of_operand(expr, node) for node in expr.outputs]
         self._views = [node for node, is_view in zip(expr.outputs, self._is_view, strict=True) if is_view]
         self.fresh = [position for position, is_view in enumerate(self._is_view) if not is_view]
-        self._is_derived = strides is not None
+        self.is_derived = strides is not None
         self._strides = [None if strides is None else strides[position] for position in self.fresh]
         self._forms: dict[Any, _Form | Literal["contiguous", "reference"]] = {}
         self._missing: dict[tuple[bool, ...], tuple[str, ...]] = {}
@@ -149,7 +150,7 @@ class DifferentiableOp:
         try:
             return self._form(tensors, device, wanted)
         except LayoutError:
-            if not self._is_derived:
+            if not self.is_derived:
                 raise
             return "reference" if all(tensor.is_contiguous() for tensor in tensors) else "contiguous"
 
@@ -166,7 +167,7 @@ class DifferentiableOp:
             plans = plan_call(expr, layouts, tensors, outputs, device, numerics=self.numerics, fast_math=self._fast_math, is_in_place=False)
             launches = prepare_launches(plans, device.index)
         connected = connected_nodes(expr, _where(wanted))
-        constant = tuple(at for at, output in enumerate(outputs) if output.node not in connected)
+        constant = () if self.is_derived else tuple(at for at, output in enumerate(outputs) if output.node not in connected)
         every = tuple(at not in constant for at in range(len(outputs)))
         saved = self.derive(layouts, every, wanted).gradient.inputs if any(wanted) else ()
         devices = tuple(tensor.device for tensor in tensors)
@@ -212,6 +213,12 @@ class _Fused(torch.autograd.Function):
             terms = [_term(outs[term.output], term, dtype) for term in of.terms]
             total = functools.reduce(torch.add, terms) if terms else torch.zeros(ctx.shapes[of.operand])
             results[of.operand] = total.to(device=device, dtype=dtype)
+        if form.op.is_derived:
+            for operand, wants in enumerate(ctx.needs_input_grad[3:]):
+                if wants and results[operand] is None:
+                    results[operand] = torch.zeros(
+                        ctx.shapes[operand], dtype=form.op.expr.operands[operand].dtype, device=form.devices[operand]
+                    )
         return (None, None, None, *results)
 
 
