@@ -1,11 +1,13 @@
 """The table of derivatives: for each row of the table of ops, the gradient of each operand that has one.
 
-Rules are arithmetic of the same rows, so that gradients have gradients; the formulas are torch's (``derivatives.yaml``, its tie
-and zero cases included). Knows rows and numbers, never expressions, layouts or kernels.
+Rules are arithmetic of the same rows, so that gradients have gradients; the formulas are torch's (``derivatives.yaml``, its cases of ties
+and zeros included), those of real numbers, which hold for complex ones too where an op is analytic. Knows rows and numbers, never
+expressions, layouts or kernels.
 """
 
 from __future__ import annotations
 
+import cmath
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -17,7 +19,7 @@ import torch
 from wideload.draws import DRAW_OPS
 from wideload.ops_table import OPS
 
-__all__ = ["RULES", "ZERO", "Rule", "parameters_of"]
+__all__ = ["NOT_ANALYTIC", "RULES", "ZERO", "Rule", "parameters_of"]
 
 Rule = Callable[..., Any]
 """Takes ``g`` (the gradient of the op's result), ``result`` and operands, by their names in the row; returns the operand's gradient.
@@ -85,7 +87,7 @@ _rule("sub", input=lambda g: g, other=lambda g: -g)
 _rule("sub_alpha", input=lambda g: g, other=lambda g, alpha: g * host(_negated, alpha))
 _rule("mul", input=lambda g, other: g * other, other=lambda g, input: g * input)
 _rule("neg", input=lambda g: -g)
-_rule("positive clone clone_contiguous contiguous real conj conj_physical resolve_conj", input=lambda g: g)
+_rule("positive clone clone_contiguous contiguous resolve_conj", input=lambda g: g)
 _rule("abs", input=lambda g, input: g * input.sgn())
 _rule("square", input=lambda g, input: g * (input * 2))
 _rule("reciprocal", input=lambda g, result: -g * (result * result))
@@ -203,23 +205,30 @@ def _base_gradient(g: Any, input: Any, exponent: Any) -> Any:
     return g * ((input if _is(lowered, 1) else input.pow_number(lowered)) * exponent)
 
 
-def _log_of_number(base: Any) -> float:
+def _log_of_number(base: Any) -> Any:
     """As C's log: -inf at 0, NaN below."""
+    if isinstance(base, complex):
+        return cmath.log(base)
     return math.log(base) if base > 0 else -math.inf if base == 0 else math.nan
+
+
+def _is_not_below_zero(exponent: Any) -> Any:
+    return (exponent.imag() == 0) & (exponent.real() >= 0) if exponent.dtype.is_complex else exponent >= 0
 
 
 def _exponent_gradient(g: Any, input: Any, exponent: Any, result: Any) -> Any:
     """``0**b`` is 0 for every ``b > 0`` and torch takes its slope as 0 at ``b = 0`` too, where ``0**b * log(0)`` is NaN."""
     if _is_tensor(input):
-        return ((input == 0) & (exponent >= 0)).where(0, g * (result * input.log()))
+        exponents = _tensor(exponent, input)
+        return ((input == 0) & _is_not_below_zero(exponents)).where(0, g * (result * input.log()))
     slope = g * (result * host(_log_of_number, input))
-    if isinstance(input, int | float) and input != 0:
+    if isinstance(input, int | float | complex) and input != 0:
         return slope
-    return ((_tensor(input, exponent) == 0) & (exponent >= 0)).where(0, slope)
+    return ((_tensor(input, exponent) == 0) & _is_not_below_zero(exponent)).where(0, slope)
 
 
 def _double(value: Any) -> Any:
-    return value.to(torch.float64) if _is_tensor(value) else value
+    return value.to(torch.complex128 if value.dtype.is_complex else torch.float64) if _is_tensor(value) else value
 
 
 _rule("pow_number", input=_base_gradient)
@@ -232,10 +241,36 @@ _rule(
 
 # ---- rounding, signs
 
-_rule("floor ceil trunc round round_decimals sign sgn angle", input=ZERO)
+_rule("floor ceil trunc round round_decimals sign", input=ZERO)
 _rule("frac", input=lambda g: g)
 _rule("bernoulli bernoulli_number", input=ZERO)
 _rule("dropout", input=lambda g, draw, threshold, scale: g.call("dropout", draw, threshold, scale))
+
+# ---- complex numbers: the gradient of ``x + iy`` is that of ``x`` plus ``i`` times that of ``y``
+
+NOT_ANALYTIC = frozenset({"abs", "angle", "complex", "conj", "conj_physical", "imag", "polar", "real", "sgn"})
+"""Rows whose rules are those of complex numbers as they stand. Of others, the gradient is ``conj(rule(conj(g)))``."""
+
+
+def _sign_gradient(g: Any, input: Any, result: Any) -> Any:
+    """Only what turns the number changes its sign."""
+    if not input.dtype.is_complex:
+        return None
+    length = input.abs()
+    return (length == 0).where(0, g / length - result / length * (g / result).real())
+
+
+def _angle_gradient(g: Any, input: Any) -> Any:
+    return (input == 0).where(0, g * 1j / input.conj()) if input.dtype.is_complex else None
+
+
+_rule("real", input=lambda g: g)
+_rule("imag", input=lambda g: g * 1j)
+_rule("conj conj_physical", input=lambda g: g.conj())
+_rule("sgn", input=_sign_gradient)
+_rule("angle", input=_angle_gradient)
+_rule("complex", real=lambda g: g.real(), imag=lambda g: g.imag())
+_rule("polar", abs=lambda g, result: (g.conj() * result.sgn()).real(), angle=lambda g, result: (g.conj() * result * 1j).real())
 
 # ---- several terms
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from wideload.derivatives import RULES, ZERO, parameters_of
+from wideload.derivatives import NOT_ANALYTIC, RULES, ZERO, Rule, parameters_of
 from wideload.draws import DRAW_OPS
 from wideload.dtypes import DTYPES, dtype_name, is_half, is_storage, widened
 from wideload.errors import WideloadError
@@ -101,7 +101,7 @@ def missing_rules(expr: Expr, wanted: Sequence[int]) -> tuple[str, ...]:
     for number in sorted(connected):
         node = expr.nodes[number]
         assert not isinstance(node, Const | Number)
-        if node.dtype.is_complex or is_storage(node.dtype):
+        if is_storage(node.dtype):
             missing[dtype_name(node.dtype)] = None
         elif isinstance(node, Apply) and node.op.name not in RULES:
             missing[node.op.name] = None
@@ -355,11 +355,10 @@ class _Deriving:
                 rules = RULES[node.op.name]
                 named = dict(zip(node.op.operands, (self._values[n] for n in node.operands), strict=True))
                 named.update(g=g, result=self._values[number])
+                is_analytic = node.dtype.is_complex and node.op.name not in NOT_ANALYTIC
                 for name, operand in zip(node.op.operands, node.operands, strict=True):
                     if operand in self._connected and name in rules:
-                        rule = rules[name]
-                        gradient = None if rule is ZERO else rule(*(named[parameter] for parameter in parameters_of(rule)))
-                        self._receive((operand, ()), lead, gradient)
+                        self._receive((operand, ()), lead, _applied(rules[name], named, is_analytic))
             case Cast():
                 self._receive((node.operand, ()), lead, g)
             case Joined():
@@ -498,6 +497,15 @@ class _Deriving:
         return Term(outputs.setdefault(value.number, len(outputs)), steps, num_summed)
 
 
+def _applied(rule: Rule, named: dict[str, Any], is_analytic: bool) -> _Value | None:
+    if rule is ZERO:
+        return None
+    if is_analytic:
+        named = {**named, "g": named["g"].conj()}
+    gradient: _Value | None = rule(*(named[parameter] for parameter in parameters_of(rule)))
+    return gradient.call("conj") if is_analytic and gradient is not None else gradient
+
+
 def _sum(values: Sequence[_Value]) -> _Value:
     return functools.reduce(lambda one, other: one.call("add", other), values)
 
@@ -522,8 +530,10 @@ def _unbroadcast(gradient: _Value, lead: _Lead, shape: tuple[int, ...]) -> tuple
 
 
 def _in_dtype(gradient: _Value, dtype: torch.dtype) -> _Value:
-    """A gradient as a node of ``dtype`` takes it: never narrower, and in fp32 for a half; rounded to it from any other type."""
-    if gradient.dtype == dtype or (is_half(dtype) and gradient.dtype == torch.float32):
+    """A gradient as a node of ``dtype`` takes it: in that type, or for a half in the type it is computed in; its real part for a real."""
+    if gradient.dtype.is_complex and not dtype.is_complex:
+        gradient = gradient.call("real")
+    if gradient.dtype == dtype or (is_half(dtype) and gradient.dtype == widened(dtype)):
         return gradient
     return gradient.to(widened(dtype))
 

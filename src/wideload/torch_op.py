@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from wideload.dtypes import widened
-from wideload.errors import LayoutError
+from wideload.errors import DtypeError, LayoutError
 from wideload.execute import Launch, Output, new_output, phase_of, plan_call, prepare_launches, run_launches
 from wideload.expr import Expr, Load, Numerics, is_view_of_operand
 from wideload.grad import Gradient, Term, connected_nodes, derive_gradient, missing_rules
@@ -149,12 +149,13 @@ class DifferentiableOp:
         """Plan these layouts. What a derived operation cannot view in them, it views in copies of the tensors, or torch does."""
         try:
             return self._form(tensors, device, wanted)
-        except LayoutError:
+        except (DtypeError, LayoutError) as error:
             if not self.is_derived:
                 raise
-            return "reference" if all(tensor.is_contiguous() for tensor in tensors) else "contiguous"
+            is_final = isinstance(error, DtypeError) or all(tensor.is_contiguous() for tensor in tensors)
+            return "reference" if is_final else "contiguous"
 
-    def _form(self, tensors: Sequence[torch.Tensor], device: torch.device, wanted: tuple[bool, ...]) -> _Form:
+    def _form(self, tensors: Sequence[torch.Tensor], device: torch.device, wanted: tuple[bool, ...]) -> _Form | Literal["reference"]:
         expr = self.expr
         layouts = replay_layout(expr, [NodeLayout(tuple(t.shape), t.stride()) for t in tensors], device.type)
         outputs = [new_output(expr, layouts, expr.outputs[position]) for position in self.fresh]
@@ -169,7 +170,10 @@ class DifferentiableOp:
         connected = connected_nodes(expr, _where(wanted))
         constant = () if self.is_derived else tuple(at for at, output in enumerate(outputs) if output.node not in connected)
         every = tuple(at not in constant for at in range(len(outputs)))
-        saved = self.derive(layouts, every, wanted).gradient.inputs if any(wanted) else ()
+        try:
+            saved = self.derive(layouts, every, wanted).gradient.inputs if any(wanted) else ()
+        except DtypeError:  # a rule compares, and these numbers are complex
+            return "reference"
         devices = tuple(tensor.device for tensor in tensors)
         return _Form(self, device, devices, layouts, tuple(outputs), launches, saved, constant)
 
