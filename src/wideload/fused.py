@@ -40,7 +40,7 @@ from wideload.planned import Plan
 from wideload.reference import evaluate_expr, with_seed
 from wideload.replay import NodeLayout, replay_layout
 from wideload.structure import map_structure, same_structure
-from wideload.torch_op import DifferentiableOp, is_transformed
+from wideload.torch_op import DifferentiableOp, is_looked_into
 from wideload.trace import HostResult, NumberArg, TensorArg, TensorResult, Traced, is_traced, trace_function
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class FusedFunction:
             return self._run(call, functools.partial(self._launch, call))
         if call.device.type == "meta":
             return self._run(call, functools.partial(self._call_meta, call))
-        if _wants_grad(call.tensors) and not is_transformed():
+        if _wants_grad(call.tensors) and not is_looked_into(call.tensors):
             return self._run(call, functools.partial(self._call_differentiable, call))
         return self._run(call, functools.partial(self._call_reference, call))
 

@@ -17,21 +17,28 @@ from wideload.dtypes import widened
 from wideload.errors import DtypeError, LayoutError
 from wideload.execute import Launch, Output, new_output, phase_of, plan_call, prepare_launches, run_launches
 from wideload.expr import Expr, Load, Numerics, is_view_of_operand
-from wideload.grad import Gradient, Term, connected_nodes, derive_gradient, missing_rules
+from wideload.grad import Gradient, InputGradient, Term, connected_nodes, derive_gradient, missing_rules
 from wideload.layout import Strides, like_strides
 from wideload.random import draw_seed
 from wideload.reference import evaluate_expr
 from wideload.replay import NodeLayout, replay_layout
 
-__all__ = ["DifferentiableOp", "is_transformed"]
+__all__ = ["DifferentiableOp", "is_looked_into"]
 
 _MAX_FORMS = 4096
 """Layouts that one operation keeps what it derived and prepared for; the oldest goes first."""
 
 
-def is_transformed() -> bool:
-    """Whether ``torch.func`` or forward-mode differentiation is at work: they look into torch's own operators, not into an operation."""
-    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
+_PLAIN_DISPATCH = torch.Tensor.__torch_dispatch__
+
+
+def is_looked_into(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether ``torch.func``, forward-mode differentiation or a tensor subclass is at work: each looks into torch's own operators only."""
+    return (
+        torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+        or any(type(tensor).__torch_dispatch__ is not _PLAIN_DISPATCH for tensor in tensors)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,7 @@ class _Form:
     layouts: tuple[NodeLayout, ...]
     outputs: tuple[Output, ...]
     launches: tuple[Launch, ...] | None
+    is_recorded: bool
     saved: tuple[int, ...]
     constant: tuple[int, ...]
     backwards: dict[Any, _Backward] = field(default_factory=dict)
@@ -69,16 +77,36 @@ class _Form:
         """The operation that gives inputs ``wanted`` their gradients where those of outputs ``present`` have arrived."""
         found = self.backwards.get((present, wanted))
         if found is None:
-            found = self.backwards[present, wanted] = self.op.derive(self.layouts, present, wanted)
+            gradient, op = self.op.derive(self.layouts, present, wanted)
+            given = gradient.gradients
+            is_direct = [len(of.terms) == 1 and not of.terms[0].num_summed and self.devices[of.operand] == self.device for of in given]
+            reached = {of.operand for of in given if of.terms}
+            zeros = _where(wanted) if self.op.is_derived else tuple(of.operand for of in given)
+            found = self.backwards[present, wanted] = _Backward(
+                op,
+                tuple(self.saved.index(operand) for operand in gradient.inputs),
+                tuple(self.op.fresh.index(position) for position in gradient.incoming),
+                tuple((of.operand, of.terms[0].output) for of, direct in zip(given, is_direct, strict=True) if direct),
+                tuple(of for of, direct in zip(given, is_direct, strict=True) if of.terms and not direct),
+                tuple(operand for operand in zeros if operand not in reached),
+            )
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class _Backward:
-    """The operation that gives the gradients, and what becomes of its results."""
+    """The operation that gives the gradients, what it reads (positions among the saved, among the incoming), and what its results are.
 
-    gradient: Gradient
+    ``direct`` are (input, result) that are a gradient as they stand, ``others`` those still to be summed, ``zeros`` the inputs whose
+    gradient is zero everywhere.
+    """
+
     op: DifferentiableOp
+    inputs: tuple[int, ...]
+    incoming: tuple[int, ...]
+    direct: tuple[tuple[int, int], ...]
+    others: tuple[InputGradient, ...]
+    zeros: tuple[int, ...]
 
 
 class DifferentiableOp:
@@ -97,14 +125,6 @@ class DifferentiableOp:
         self.is_derived = strides is not None
         self._strides = [None if strides is None else strides[position] for position in self.fresh]
         self._forms: dict[Any, _Form | Literal["contiguous", "reference"]] = {}
-        self._missing: dict[tuple[bool, ...], tuple[str, ...]] = {}
-
-    def missing(self, wanted: tuple[bool, ...]) -> tuple[str, ...]:
-        """What in the expression has no derivative here, on the way from tensors ``wanted`` to the results."""
-        found = self._missing.get(wanted)
-        if found is None:
-            found = self._missing[wanted] = missing_rules(self.expr, _where(wanted))
-        return found
 
     def __call__(
         self, tensors: Sequence[torch.Tensor], scalars: tuple[Any, ...], device: torch.device, seed: torch.Tensor | None = None
@@ -116,13 +136,11 @@ class DifferentiableOp:
         if seed is None and self.expr.has_draws:
             seed = draw_seed(device)
         enabled = torch.is_grad_enabled()
-        wanted = tuple(enabled and tensor.requires_grad for tensor in tensors)
-        if self.missing(wanted):
-            return self._recorded(tensors, scalars, seed)
-        key = (device, wanted, *((tuple(t.shape), t.stride(), phase_of(t)) for t in tensors))
+        key = (device, *[(enabled and t.requires_grad, t.shape, t.stride(), phase_of(t)) for t in tensors])
         form = self._forms.get(key)
         if form is None:
-            form = self._find_form(tensors, device, wanted)
+            wanted = tuple(enabled and tensor.requires_grad for tensor in tensors)
+            form = "reference" if missing_rules(self.expr, _where(wanted)) else self._find_form(tensors, device, wanted)
             if len(self._forms) >= _MAX_FORMS:
                 self._forms.pop(next(iter(self._forms)), None)
             self._forms[key] = form
@@ -132,7 +150,7 @@ class DifferentiableOp:
             return self([tensor.contiguous() for tensor in tensors], scalars, device, seed)
         outs: Sequence[torch.Tensor] = ()
         if self.fresh:
-            outs = _Fused.apply(form, scalars, seed, *tensors) if any(wanted) else form.run(tensors, scalars, seed)  # type: ignore[no-untyped-call]
+            outs = _Fused.apply(form, scalars, seed, *tensors) if form.is_recorded else form.run(tensors, scalars, seed)  # type: ignore[no-untyped-call]
         if not self._views:
             return list(outs)
         views, fresh = iter(evaluate_expr(self.expr, self._views, tensors, (), numerics="eager")), iter(outs)
@@ -171,19 +189,21 @@ class DifferentiableOp:
         constant = () if self.is_derived else tuple(at for at, output in enumerate(outputs) if output.node not in connected)
         every = tuple(at not in constant for at in range(len(outputs)))
         try:
-            saved = self.derive(layouts, every, wanted).gradient.inputs if any(wanted) else ()
+            saved = self.derive(layouts, every, wanted)[0].inputs if any(wanted) else ()
         except DtypeError:  # a rule compares, and these numbers are complex
             return "reference"
         devices = tuple(tensor.device for tensor in tensors)
-        return _Form(self, device, devices, layouts, tuple(outputs), launches, saved, constant)
+        return _Form(self, device, devices, layouts, tuple(outputs), launches, any(wanted), saved, constant)
 
-    def derive(self, layouts: Sequence[NodeLayout], present: tuple[bool, ...], wanted: tuple[bool, ...]) -> _Backward:
-        """The operation that gives the gradients of tensors ``wanted``, from those of the ``fresh`` results that are ``present``."""
+    def derive(
+        self, layouts: Sequence[NodeLayout], present: tuple[bool, ...], wanted: tuple[bool, ...]
+    ) -> tuple[Gradient, DifferentiableOp]:
+        """The gradients of tensors ``wanted``, from those of the ``fresh`` results ``present``, and the operation that they are."""
         positions = [self.fresh[at] for at in _where(present)]
         gradient = derive_gradient(self.expr, [layout.shape for layout in layouts], _where(wanted), positions)
         loads = {node.operand: layout for node, layout in zip(self.expr.nodes, layouts, strict=True) if isinstance(node, Load)}
         strides = [None if of is None else like_strides(loads[of].shape, loads[of].strides) for of in gradient.shaped]
-        return _Backward(gradient, DifferentiableOp(gradient.expr, self.numerics, fast_math=self._fast_math, strides=strides))
+        return gradient, DifferentiableOp(gradient.expr, self.numerics, fast_math=self._fast_math, strides=strides)
 
 
 class _Fused(torch.autograd.Function):
@@ -193,37 +213,37 @@ class _Fused(torch.autograd.Function):
     def forward(ctx: Any, form: _Form, scalars: tuple[Any, ...], seed: torch.Tensor | None, *tensors: torch.Tensor) -> Any:
         outs = form.run(tensors, scalars, seed)
         ctx.form, ctx.scalars, ctx.shapes = form, scalars, [tensor.shape for tensor in tensors]
-        ctx.save_for_backward(*(tensors[at] for at in form.saved), seed)
+        ctx.save_for_backward(*[tensors[at] for at in form.saved], *(() if seed is None else (seed,)))
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(outs[at] for at in form.constant))
+        if form.constant:
+            ctx.mark_non_differentiable(*[outs[at] for at in form.constant])
         return tuple(outs)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         form: _Form = ctx.form
-        present = tuple(grad is not None for grad in grads)
         results: list[torch.Tensor | None] = [None] * len(form.devices)
+        present = tuple([grad is not None for grad in grads])
         if not any(present):
             return (None, None, None, *results)
-        back = form.backward(present, tuple(ctx.needs_input_grad[3:]))
-        *saved, seed = ctx.saved_tensors
-        inputs = dict(zip(form.saved, saved, strict=True))
-        incoming = dict(zip(form.op.fresh, grads, strict=True))
-        gradient = back.gradient
-        operands = [*(inputs[at] for at in gradient.inputs), *(incoming[at] for at in gradient.incoming)]
-        outs = back.op(operands, ctx.scalars, form.device, seed if gradient.expr.has_draws else None) if gradient.expr.outputs else []
-        for of in gradient.gradients:
-            dtype, device = form.op.expr.operands[of.operand].dtype, form.devices[of.operand]
-            terms = [_term(outs[term.output], term, dtype) for term in of.terms]
-            total = functools.reduce(torch.add, terms) if terms else torch.zeros(ctx.shapes[of.operand])
-            results[of.operand] = total.to(device=device, dtype=dtype)
-        if form.op.is_derived:
-            for operand, wants in enumerate(ctx.needs_input_grad[3:]):
-                if wants and results[operand] is None:
-                    results[operand] = torch.zeros(
-                        ctx.shapes[operand], dtype=form.op.expr.operands[operand].dtype, device=form.devices[operand]
-                    )
+        back, saved = form.backward(present, ctx.needs_input_grad[_NUM_OTHERS:]), ctx.saved_tensors
+        op = back.op
+        operands = [*[saved[at] for at in back.inputs], *[grads[at] for at in back.incoming]]
+        outs = op(operands, ctx.scalars, form.device, saved[-1] if op.expr.has_draws else None) if op.expr.outputs else []
+        for operand, output in back.direct:
+            results[operand] = outs[output]
+        for of in back.others:
+            dtype = form.op.expr.operands[of.operand].dtype
+            total = functools.reduce(torch.add, [_term(outs[term.output], term, dtype) for term in of.terms])
+            results[of.operand] = total.to(device=form.devices[of.operand], dtype=dtype)
+        for operand in back.zeros:
+            dtype = form.op.expr.operands[operand].dtype
+            results[operand] = torch.zeros(ctx.shapes[operand], dtype=dtype, device=form.devices[operand])
         return (None, None, None, *results)
+
+
+_NUM_OTHERS = 3
+"""Arguments of ``_Fused.apply`` before the tensors."""
 
 
 def _term(value: torch.Tensor, term: Term, dtype: torch.dtype) -> torch.Tensor:

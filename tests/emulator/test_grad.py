@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import wideload as wl
 from tests.emulator.emulated import behind
 from tests.emulator.emulator import build, run_on
-from wideload import ops, torch_op
+from wideload import torch_op
 from wideload.emit.kernel import emit_kernel
 from wideload.execute import kernel_arguments, plan_call
 
@@ -22,7 +22,7 @@ Launched = list[tuple[str, int]]
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launched]:
+def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
     """Every operation of autograd runs its kernels in the emulator; the names of expressions, and their numbers of kernels."""
     names: Launched = []
 
@@ -40,7 +40,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launched]:
         return outs
 
     monkeypatch.setattr(torch_op._Form, "run", run)
-    yield names
+    return names
 
 
 def leaves(*tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -54,7 +54,8 @@ def assert_gradients(f: Any, function: Callable[..., Any], tensors: Sequence[tor
     function(*want, *numbers).backward(grad.double())
     for x, y in zip(got, want, strict=True):
         if x.requires_grad:
-            assert x.grad is not None and y.grad is not None
+            assert x.grad is not None
+            assert y.grad is not None
             assert (x.grad.dtype, x.grad.shape) == (x.dtype, x.shape)
             bound = {bf16: 2**-7, f16: 2**-9, f32: 1e-5, f64: 1e-12}[x.dtype]
             torch.testing.assert_close(x.grad.double(), y.grad, rtol=bound, atol=bound)
