@@ -207,6 +207,25 @@ class FusedFunction:
         kernels = self._plan(call, traced, layouts, outputs, is_in_place)
         return Plan(self.__name__, arch, traced.expr, kernels)
 
+    def plan_backward(self, *args: Any, target: str | None = None, **kwargs: Any) -> Plan:
+        """As `plan`, of the kernels that give tensors their gradients: those that want one, or all of floats where none does.
+
+        Each result's gradient is taken to arrive in that result's own layout. Raises ``NoDerivativeError`` for functions whose gradients
+        torch's own operators compute.
+        """
+        call = self._bind(args, kwargs)
+        if target is None:
+            self._check_has_target("plan_backward", call)
+        arch = find_target(target or "sm_{}{}".format(*torch.cuda.get_device_capability(call.device))).arch
+        return self._run(call, functools.partial(self._plan_gradient, call, arch))
+
+    def _plan_gradient(self, call: _Call, arch: str, _: Any, traced: Traced) -> Plan:
+        wanted = tuple(tensor.requires_grad for tensor in call.tensors)
+        if not any(wanted):
+            wanted = tuple(tensor.is_floating_point() or tensor.is_complex() for tensor in call.tensors)
+        expr, kernels = self._operation(traced).plan_gradient(call.tensors, wanted, call.device)
+        return Plan(f"{self.__name__}_backward", arch, expr, kernels)
+
     def _planned_outputs(
         self, call: _Call, traced: Traced, layouts: Sequence[NodeLayout], out: Any
     ) -> tuple[list[Output], list[torch.Tensor] | None, bool]:
@@ -471,8 +490,11 @@ class FusedFunction:
     def _call_differentiable(self, call: _Call, key: Any, traced: Traced) -> Any:
         op = self._ops.get(key)
         if op is None or op.expr is not traced.expr:
-            op = _remember(self._ops, key, DifferentiableOp(traced.expr, self._options.numerics, fast_math=self._options.fast_math))
+            op = _remember(self._ops, key, self._operation(traced))
         return self._assemble(call, traced, op(call.tensors, tuple(call.scalars), call.device))
+
+    def _operation(self, traced: Traced) -> DifferentiableOp:
+        return DifferentiableOp(traced.expr, self._options.numerics, fast_math=self._options.fast_math)
 
     def _call_meta(self, call: _Call, _: Any, traced: Traced) -> Any:
         layouts = self._layouts(call, traced)

@@ -19,6 +19,7 @@ from wideload.execute import Launch, Output, new_output, phase_of, plan_call, pr
 from wideload.expr import Expr, Load, Numerics, is_view_of_operand
 from wideload.grad import Gradient, InputGradient, Term, connected_nodes, derive_gradient, missing_rules
 from wideload.layout import Strides, like_strides
+from wideload.plan import KernelPlan
 from wideload.random import draw_seed
 from wideload.reference import evaluate_expr
 from wideload.replay import NodeLayout, replay_layout
@@ -174,26 +175,49 @@ class DifferentiableOp:
             return "reference" if is_final else "contiguous"
 
     def _form(self, tensors: Sequence[torch.Tensor], device: torch.device, wanted: tuple[bool, ...]) -> _Form | Literal["reference"]:
-        expr = self.expr
-        layouts = replay_layout(expr, [NodeLayout(tuple(t.shape), t.stride()) for t in tensors], device.type)
-        outputs = [new_output(expr, layouts, expr.outputs[position]) for position in self.fresh]
-        outputs = [
-            output if strides is None else replace(output, layout=NodeLayout(output.layout.shape, strides))
-            for output, strides in zip(outputs, self._strides, strict=True)
-        ]
-        launches = None
+        layouts = _layouts(self.expr, tensors, device.type)
+        outputs, launches = self._outputs(layouts), None
         if device.type == "cuda" and outputs:
-            plans = plan_call(expr, layouts, tensors, outputs, device, numerics=self.numerics, fast_math=self._fast_math, is_in_place=False)
-            launches = prepare_launches(plans, device.index)
-        connected = connected_nodes(expr, _where(wanted))
-        constant = () if self.is_derived else tuple(at for at, output in enumerate(outputs) if output.node not in connected)
-        every = tuple(at not in constant for at in range(len(outputs)))
+            launches = prepare_launches(self._plans(layouts, tensors, outputs, device), device.index)
+        recorded = self._recorded_results(wanted)
         try:
-            saved = self.derive(layouts, every, wanted)[0].inputs if any(wanted) else ()
+            saved = self.derive(layouts, recorded, wanted)[0].inputs if any(wanted) else ()
         except DtypeError:  # a rule compares, and these numbers are complex
             return "reference"
+        constant = () if self.is_derived else _where([not is_recorded for is_recorded in recorded])
         devices = tuple(tensor.device for tensor in tensors)
-        return _Form(self, device, devices, layouts, tuple(outputs), launches, any(wanted), saved, constant)
+        return _Form(self, device, devices, layouts, outputs, launches, any(wanted), saved, constant)
+
+    def _recorded_results(self, wanted: tuple[bool, ...]) -> tuple[bool, ...]:
+        """Which of the ``fresh`` results tensors ``wanted`` have a gradient through."""
+        connected = connected_nodes(self.expr, _where(wanted))
+        return tuple(self.expr.outputs[position] in connected for position in self.fresh)
+
+    def _outputs(self, layouts: Sequence[NodeLayout]) -> tuple[Output, ...]:
+        outputs = (new_output(self.expr, layouts, self.expr.outputs[position]) for position in self.fresh)
+        return tuple(
+            output if strides is None else replace(output, layout=NodeLayout(output.layout.shape, strides))
+            for output, strides in zip(outputs, self._strides, strict=True)
+        )
+
+    def _plans(
+        self, layouts: Sequence[NodeLayout], tensors: Sequence[torch.Tensor], outputs: Sequence[Output], device: torch.device
+    ) -> tuple[KernelPlan, ...]:
+        return plan_call(self.expr, layouts, tensors, outputs, device, numerics=self.numerics, fast_math=self._fast_math, is_in_place=False)
+
+    def plan_gradient(
+        self, tensors: Sequence[torch.Tensor], wanted: tuple[bool, ...], device: torch.device
+    ) -> tuple[Expr, tuple[KernelPlan, ...]]:
+        """The gradients of tensors ``wanted`` and their kernels, where each result's gradient arrives in that result's own layout.
+
+        Raises ``NoDerivativeError`` where torch's own autograd has to record the expression.
+        """
+        layouts = _layouts(self.expr, tensors, "cuda")
+        gradient, op = self.derive(layouts, self._recorded_results(wanted), wanted)
+        arriving = [new_output(self.expr, layouts, self.expr.outputs[position]) for position in gradient.incoming]
+        operands = [*(tensors[at] for at in gradient.inputs), *(_empty(output, device) for output in arriving)]
+        back = _layouts(op.expr, operands, "cuda")
+        return op.expr, op._plans(back, operands, op._outputs(back), device)
 
     def derive(
         self, layouts: Sequence[NodeLayout], present: tuple[bool, ...], wanted: tuple[bool, ...]
@@ -254,6 +278,10 @@ def _term(value: torch.Tensor, term: Term, dtype: torch.dtype) -> torch.Tensor:
         value = value.squeeze(step.args) if step.name == "squeeze" else getattr(value, step.name)(*step.args)
     wide = torch.promote_types(widened(value.dtype), widened(dtype))
     return value.sum(tuple(range(term.num_summed)), dtype=wide)
+
+
+def _layouts(expr: Expr, tensors: Sequence[torch.Tensor], device_type: str) -> tuple[NodeLayout, ...]:
+    return replay_layout(expr, [NodeLayout(tuple(tensor.shape), tensor.stride()) for tensor in tensors], device_type)
 
 
 def _where(marks: Sequence[bool]) -> tuple[int, ...]:

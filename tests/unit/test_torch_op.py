@@ -128,7 +128,8 @@ def gradients(function: Callable[..., Any], inputs: Tensors, seed: int) -> list[
     leaves = [tensor.detach().requires_grad_() for tensor in inputs]
     generator, draw = torch.Generator().manual_seed(seed), random.Random(seed)
     results = [result for result in function(*leaves) if result.requires_grad]
-    weights = [laid_out(draw, torch.randn(result.shape, dtype=result.dtype, generator=generator)) for result in results]
+    drawn = [torch.randn(result.shape, dtype=result.dtype, generator=generator) for result in results]
+    weights = [laid_out(draw, weight.to(leaves[0].device)) for weight in drawn]
     firsts = torch.autograd.grad(results, leaves, weights, allow_unused=True, create_graph=True)
     total = sum((first * first.cos()).sum() for first in firsts if first is not None)
     has_seconds = isinstance(total, torch.Tensor) and total.requires_grad
