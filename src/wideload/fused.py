@@ -210,7 +210,7 @@ class FusedFunction:
     def plan_backward(self, *args: Any, target: str | None = None, **kwargs: Any) -> Plan:
         """As `plan`, of the kernels that give tensors their gradients: those that want one, or all of floats where none does.
 
-        Each result's gradient is taken to arrive in that result's own layout. Raises ``NoDerivativeError`` for functions whose gradients
+        Each result's gradient is taken to arrive in that result's own layout. Raises ``GradError`` for functions whose gradients
         torch's own operators compute.
         """
         call = self._bind(args, kwargs)

@@ -17,18 +17,14 @@ import torch
 from wideload.derivatives import NOT_ANALYTIC, RULES, ZERO, Rule, parameters_of
 from wideload.draws import DRAW_OPS
 from wideload.dtypes import DTYPES, dtype_name, is_half, is_storage, widened
-from wideload.errors import WideloadError
+from wideload.errors import GradError
 from wideload.expr import Apply, Cast, Const, Coordinate, Draw, Expr, HostCall, HostValue, Joined, Load, Location, Node, Number, Viewed
 from wideload.layout import broadcast_shapes, contiguous_strides
 from wideload.ops_table import OPS, Op
 from wideload.promotion import infer_dtype, sample_of
 from wideload.views import View, ViewStep, apply_view
 
-__all__ = ["Gradient", "InputGradient", "NoDerivativeError", "Term", "connected_nodes", "derive_gradient", "missing_rules"]
-
-
-class NoDerivativeError(WideloadError):
-    """The gradient of an expression cannot be written as an elementwise expression here; torch's own autograd has to record it."""
+__all__ = ["Gradient", "InputGradient", "Term", "connected_nodes", "derive_gradient", "missing_rules"]
 
 
 @dataclass(frozen=True)
@@ -114,11 +110,13 @@ def derive_gradient(expr: Expr, shapes: Sequence[tuple[int, ...]], wanted: Seque
     """The gradients of tensors ``wanted``, given one for each of the results ``present`` (positions among the outputs).
 
     ``shapes`` are those of all nodes. Halves are not rounded between steps: where types meet, the gradient stays in the wider one.
-    Raises ``NoDerivativeError`` where a rule is missing.
+    Raises ``GradError`` where a rule is missing.
     """
     missing = missing_rules(expr, wanted)
     if missing:
-        raise NoDerivativeError(f"{expr.name} has no gradient as one expression: no rule for {', '.join(missing)}")
+        raise GradError(
+            f"the gradient of {expr.name} is no expression: there is no rule for {', '.join(missing)}. Torch's own operators compute it."
+        )
     return _Deriving(expr, shapes, wanted, present).run()
 
 

@@ -66,7 +66,8 @@ def evaluate_expr(
             case Const():
                 value = node.value
             case Viewed():
-                value = _viewed(values[node.operand], node.steps)
+                view = _recorded_view if differentiable else _viewed
+                value = view(values[node.operand], node.steps)
             case Joined():
                 value = torch.cat([values[operand].to(_computed(node.dtype, fused)) for operand in node.operands], node.dim)
             case Coordinate():
@@ -111,8 +112,6 @@ def _computed(dtype: torch.dtype, fused: bool) -> torch.dtype:
 
 
 def _viewed(tensor: torch.Tensor, steps: tuple[ViewStep, ...]) -> torch.Tensor:
-    if tensor.requires_grad and torch.is_grad_enabled():  # as_strided's own gradient takes an expanded tensor for the memory it lies in
-        return functools.reduce(lambda viewed, step: _RECORDED_VIEWS[step.name](viewed, *step.args), steps, tensor)
     try:
         view = apply_views(steps, View(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())))
     except LayoutError:
@@ -120,6 +119,11 @@ def _viewed(tensor: torch.Tensor, steps: tuple[ViewStep, ...]) -> torch.Tensor:
             raise
         return _viewed(tensor.contiguous(), steps)  # eager's tensor may have other strides; they have been looked at before
     return tensor.as_strided(view.shape, view.strides, view.offset)
+
+
+def _recorded_view(tensor: torch.Tensor, steps: tuple[ViewStep, ...]) -> torch.Tensor:
+    """By torch's own views: the gradient of ``as_strided`` takes an expanded tensor for the memory that it lies in."""
+    return functools.reduce(lambda viewed, step: _RECORDED_VIEWS[step.name](viewed, *step.args), steps, tensor)
 
 
 _RECORDED_VIEWS: dict[str, Callable[..., torch.Tensor]] = {

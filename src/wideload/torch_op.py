@@ -137,7 +137,12 @@ class DifferentiableOp:
         if seed is None and self.expr.has_draws:
             seed = draw_seed(device)
         enabled = torch.is_grad_enabled()
-        key = (device, *[(enabled and t.requires_grad, t.shape, t.stride(), phase_of(t)) for t in tensors])
+        try:
+            key = (device, *[(enabled and t.requires_grad, t.shape, t.stride(), phase_of(t)) for t in tensors])
+        except RuntimeError:
+            if not self.is_derived:
+                raise
+            return self._recorded(tensors, scalars, seed)  # several gradients in one tensor (is_grads_batched): it has no address
         form = self._forms.get(key)
         if form is None:
             wanted = tuple(enabled and tensor.requires_grad for tensor in tensors)
@@ -154,7 +159,7 @@ class DifferentiableOp:
             outs = _Fused.apply(form, scalars, seed, *tensors) if form.is_recorded else form.run(tensors, scalars, seed)  # type: ignore[no-untyped-call]
         if not self._views:
             return list(outs)
-        views, fresh = iter(evaluate_expr(self.expr, self._views, tensors, (), numerics="eager")), iter(outs)
+        views, fresh = iter(evaluate_expr(self.expr, self._views, tensors, (), numerics="eager", differentiable=True)), iter(outs)
         return [next(views if is_view else fresh) for is_view in self._is_view]
 
     def _recorded(self, tensors: Sequence[torch.Tensor], scalars: tuple[Any, ...], seed: torch.Tensor | None) -> list[torch.Tensor]:
@@ -210,7 +215,7 @@ class DifferentiableOp:
     ) -> tuple[Expr, tuple[KernelPlan, ...]]:
         """The gradients of tensors ``wanted`` and their kernels, where each result's gradient arrives in that result's own layout.
 
-        Raises ``NoDerivativeError`` where torch's own autograd has to record the expression.
+        Raises ``GradError`` where torch's own autograd has to record the expression.
         """
         layouts = _layouts(self.expr, tensors, "cuda")
         gradient, op = self.derive(layouts, self._recorded_results(wanted), wanted)
@@ -252,7 +257,7 @@ class _Fused(torch.autograd.Function):
             return (None, None, None, *results)
         back, saved = form.backward(present, ctx.needs_input_grad[_NUM_OTHERS:]), ctx.saved_tensors
         op = back.op
-        operands = [*[saved[at] for at in back.inputs], *[grads[at] for at in back.incoming]]
+        operands = [*[saved[at] for at in back.inputs], *[_resolved(grads[at]) for at in back.incoming]]
         outs = op(operands, ctx.scalars, form.device, saved[-1] if op.expr.has_draws else None) if op.expr.outputs else []
         for operand, output in back.direct:
             results[operand] = outs[output]
@@ -268,6 +273,12 @@ class _Fused(torch.autograd.Function):
 
 _NUM_OTHERS = 3
 """Arguments of ``_Fused.apply`` before the tensors."""
+
+
+def _resolved(grad: torch.Tensor | None) -> torch.Tensor:
+    """A gradient that has arrived, with pending conjugation and negation done."""
+    assert grad is not None
+    return grad.resolve_conj().resolve_neg() if grad.is_conj() or grad.is_neg() else grad
 
 
 def _term(value: torch.Tensor, term: Term, dtype: torch.dtype) -> torch.Tensor:

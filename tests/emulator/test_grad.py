@@ -119,6 +119,15 @@ def test_dropout_and_second_derivatives(launched: Launched) -> None:
     assert launched == [("f", 1), ("f_backward", 1), ("f_backward_backward", 1)]
 
 
+def test_a_gradient_that_is_still_to_be_conjugated(launched: Launched) -> None:
+    z = torch.randn(4, 5, dtype=torch.complex64, generator=R).requires_grad_()
+    grad = torch.randn(4, 5, dtype=torch.complex64, generator=R)
+    (got,) = torch.autograd.grad(wl.fuse(lambda z: z.exp() * z)(z), z, grad.conj())
+    plain = z.detach().requires_grad_()
+    torch.testing.assert_close(got, torch.autograd.grad(plain.exp() * plain, plain, grad.conj().resolve_conj())[0])
+    assert len(launched) == 2
+
+
 def test_a_wrong_kernel_is_found(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison can fail: a rule without its last term."""
     monkeypatch.setitem(RULES, "silu", {"input": lambda g, input: g * input.sigmoid()})

@@ -367,6 +367,28 @@ def test_views_that_an_incoming_gradient_does_not_have() -> None:
     torch.testing.assert_close(got, (g * x.reshape(2, 2, 6).cos()).reshape(4, 6).detach())
 
 
+def test_several_gradients_at_once() -> None:
+    x = torch.randn(3, 4, dtype=f64, requires_grad=True)
+    y = wl.fuse(lambda x: torch.cat((x[:, ::2].sin(), x[:, 1::2]), 1).t())(x)
+    grads = torch.randn(5, 4, 3, dtype=f64)
+    (got,) = torch.autograd.grad(y, x, grads, is_grads_batched=True, retain_graph=True)
+    want = [torch.autograd.grad(y, x, grad, retain_graph=True)[0] for grad in grads]
+    torch.testing.assert_close(got, torch.stack(want))
+
+
+def test_plans_of_gradients() -> None:
+    f = wl.fuse(lambda x, w, n: torch.tanh(x * w) + n)
+    x, w = torch.empty(64, 128, dtype=bf16, device="meta"), torch.empty(128, dtype=bf16, device="meta", requires_grad=True)
+    plan = f.plan_backward(x, w, 2, target="h200")
+    assert [node.name for node in plan.expr.operands] == ["x", "w", "grad"]
+    assert [(kernel.name, len(kernel.plan.targets)) for kernel in plan.kernels] == [("lambda_backward_rows", 1)]
+    assert len(f.plan_backward(x, w.detach(), 2, target="h200").kernels[0].plan.targets) == 2  # of no tensor that wants one: of all
+    with pytest.raises(wl.GradError, match="no rule for heaviside"):
+        wl.fuse(lambda x: torch.heaviside(x, x)).plan_backward(x, target="h200")
+    with pytest.raises(wl.DeviceError, match="no target"):
+        f.plan_backward(torch.ones(3), torch.ones(3), 2)
+
+
 def test_derived_once_a_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     derived: list[int] = []
     original = torch_op.derive_gradient
