@@ -106,18 +106,21 @@ def missing_rules(expr: Expr, wanted: Sequence[int]) -> tuple[str, ...]:
     return tuple(missing)
 
 
-def derive_gradient(expr: Expr, shapes: Sequence[tuple[int, ...]], wanted: Sequence[int], present: Sequence[int]) -> Gradient:
+def derive_gradient(
+    expr: Expr, shapes: Sequence[tuple[int, ...]], wanted: Sequence[int], present: Sequence[int], *, rounds: bool = False
+) -> Gradient:
     """The gradients of tensors ``wanted``, given one for each of the results ``present`` (positions among the outputs).
 
-    ``shapes`` are those of all nodes. Halves are not rounded between steps: where types meet, the gradient stays in the wider one.
-    Raises ``GradError`` where a rule is missing.
+    ``shapes`` are those of all nodes. Halves are not rounded between steps: where types meet, the gradient stays in the wider one. With
+    ``rounds`` they are, after each op of the function and after what it hands on, as eager PyTorch rounds them. To be computed with
+    fused numerics. Raises ``GradError`` where a rule is missing.
     """
     missing = missing_rules(expr, wanted)
     if missing:
         raise GradError(
             f"the gradient of {expr.name} is no expression: there is no rule for {', '.join(missing)}. Torch's own operators compute it."
         )
-    return _Deriving(expr, shapes, wanted, present).run()
+    return _Deriving(expr, shapes, wanted, present, rounds).run()
 
 
 # ---- values that rules compute with
@@ -280,8 +283,8 @@ class _Adjoint:
 
 
 class _Deriving:
-    def __init__(self, expr: Expr, shapes: Sequence[tuple[int, ...]], wanted: Sequence[int], present: Sequence[int]) -> None:
-        self._expr, self._shapes, self._wanted = expr, shapes, wanted
+    def __init__(self, expr: Expr, shapes: Sequence[tuple[int, ...]], wanted: Sequence[int], present: Sequence[int], rounds: bool) -> None:
+        self._expr, self._shapes, self._wanted, self._rounds = expr, shapes, wanted, rounds
         self._connected = connected_nodes(expr, wanted)
         self._present = [position for position in present if expr.outputs[position] in self._connected]
         self._builder = _Builder()
@@ -324,7 +327,7 @@ class _Deriving:
             case Apply():
                 marked = zip(node.operands, node.op.types, strict=True)
                 operands = (self._stand_in(values[n], values[n].dtype) if mark == "shape" else values[n] for n, mark in marked)
-                return builder.add(replace(node, operands=tuple(map(builder.operand, operands))), shape)
+                return self._rounded(builder.add(replace(node, operands=tuple(map(builder.operand, operands))), shape), node.dtype)
             case Cast() | Viewed():
                 return builder.add(replace(node, operand=values[node.operand].number), shape)
             case Joined():
@@ -393,7 +396,11 @@ class _Deriving:
         node = self._expr.nodes[number]
         assert not isinstance(node, Const | Number)
         lead, gradient = _unbroadcast(gradient, lead, shape)
-        self._adjoints.setdefault(place, []).append(_Adjoint(lead, _in_dtype(gradient, node.dtype)))
+        self._adjoints.setdefault(place, []).append(_Adjoint(lead, self._rounded(_in_dtype(gradient, node.dtype), node.dtype)))
+
+    def _rounded(self, value: _Value, dtype: torch.dtype) -> _Value:
+        """The value rounded to a half, where eager PyTorch rounds."""
+        return self._builder.add(Cast(value.number, dtype, len(value.shape)), value.shape) if self._rounds and is_half(dtype) else value
 
     def _settled(self, place: _Place) -> list[_Adjoint]:
         """The adjoints of a place, one for each lead: sums, and pieces put together."""

@@ -229,10 +229,11 @@ class DifferentiableOp:
     ) -> tuple[Gradient, DifferentiableOp]:
         """The gradients of tensors ``wanted``, from those of the ``fresh`` results ``present``, and the operation that they are."""
         positions = [self.fresh[at] for at in _where(present)]
-        gradient = derive_gradient(self.expr, [layout.shape for layout in layouts], _where(wanted), positions)
+        shapes = [layout.shape for layout in layouts]
+        gradient = derive_gradient(self.expr, shapes, _where(wanted), positions, rounds=self.numerics == "eager")
         loads = {node.operand: layout for node, layout in zip(self.expr.nodes, layouts, strict=True) if isinstance(node, Load)}
         strides = [None if of is None else like_strides(loads[of].shape, loads[of].strides) for of in gradient.shaped]
-        return gradient, DifferentiableOp(gradient.expr, self.numerics, fast_math=self._fast_math, strides=strides)
+        return gradient, DifferentiableOp(gradient.expr, "fused", fast_math=self._fast_math, strides=strides)
 
 
 class _Fused(torch.autograd.Function):

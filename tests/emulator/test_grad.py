@@ -30,7 +30,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
     def run(form: Any, tensors: Sequence[torch.Tensor], scalars: tuple[Any, ...], seed: torch.Tensor | None) -> list[torch.Tensor]:
         op, operands = form.op, [*tensors] if seed is None else [*tensors, seed]
         outs = [torch.full(o.layout.shape, 77, dtype=o.dtype).as_strided(o.layout.shape, o.layout.strides) for o in form.outputs]
-        plans = plan_call(op.expr, form.layouts, tensors, form.outputs, form.device, numerics="fused", fast_math=False, is_in_place=False)
+        plans = plan_call(
+            op.expr, form.layouts, tensors, form.outputs, form.device, numerics=op.numerics, fast_math=False, is_in_place=False
+        )
         for plan in plans:
             arguments = kernel_arguments(plan, operands, outs, scalars, behind)
             places = zip(plan.targets, plan.target_layouts, strict=True)
@@ -117,6 +119,27 @@ def test_dropout_and_second_derivatives(launched: Launched) -> None:
     torch.testing.assert_close(first, torch.where(kept, x.cos() / 0.75, 0.0))
     torch.testing.assert_close(second, torch.where(kept, -x.sin() / 0.75, 0.0).detach())
     assert launched == [("f", 1), ("f_backward", 1), ("f_backward_backward", 1)]
+
+
+def test_eager_numerics(launched: Launched) -> None:
+    """Rounded where torch rounds: most gradients are the very numbers of torch's bf16 operators."""
+    functions: list[Callable[..., Any]] = [
+        lambda x, y: torch.tanh(x) * y,
+        lambda x, y: (x + y).exp() * x - y,
+        lambda x, y: torch.where(x > y, x * 3, F.relu(y) / 3),
+    ]
+    x, y = rand(9, 40, dtype=bf16), rand(9, 40, dtype=bf16)
+    same: dict[str, list[float]] = {"eager": [], "fused": []}
+    for function in functions:
+        wanted = [tensor.clone().requires_grad_() for tensor in (x, y)]
+        want = torch.autograd.grad(function(*wanted), wanted, x * y)
+        for numerics, equal in same.items():
+            leaves = [tensor.clone().requires_grad_() for tensor in (x, y)]
+            f = wl.fuse(function, numerics="eager" if numerics == "eager" else "fused")
+            for one, other in zip(torch.autograd.grad(f(*leaves), leaves, x * y), want, strict=True):
+                equal.append((one == other).double().mean().item())
+    assert min(same["eager"]) > 0.98
+    assert min(same["fused"]) < 0.9
 
 
 def test_a_gradient_that_is_still_to_be_conjugated(launched: Launched) -> None:
