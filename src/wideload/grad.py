@@ -71,9 +71,8 @@ def connected_nodes(expr: Expr, wanted: Sequence[int]) -> frozenset[int]:
             case Apply():
                 rules = RULES.get(node.op.name)
                 is_connected = any(
-                    operand in connected and (rules is None or name in rules)
-                    for name, operand in zip(node.op.operands, node.operands, strict=True)
-                    if not node.op.name.startswith("full_like")
+                    operand in connected and (name in rules if rules is not None else mark != "shape")
+                    for name, mark, operand in zip(node.op.operands, node.op.types, node.operands, strict=True)
                 )
             case Cast() | Viewed():
                 is_connected = node.operand in connected
