@@ -51,4 +51,4 @@ class CompileError(WideloadError, RuntimeError):
 
 
 class GradError(WideloadError, RuntimeError):
-    """Gradients were asked for where none can be given: ``out=`` beside a tensor that requires grad."""
+    """Gradients were asked for where none can be given: ``out=`` beside a tensor that requires grad, an op without a derivative."""

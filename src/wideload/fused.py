@@ -40,6 +40,7 @@ from wideload.planned import Plan
 from wideload.reference import evaluate_expr, with_seed
 from wideload.replay import NodeLayout, replay_layout
 from wideload.structure import map_structure, same_structure
+from wideload.torch_op import DifferentiableOp, is_looked_into
 from wideload.trace import HostResult, NumberArg, TensorArg, TensorResult, Traced, is_traced, trace_function
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ class FusedFunction:
         self._traces: dict[Any, Traced] = {}
         self._sized: dict[Any, None] = {}  # signatures of functions that read sizes: their traces hold for one set of shapes
         self._prepared: dict[Any, _Prepared] = {}
+        self._ops: dict[Any, DifferentiableOp] = {}
         self._listed: dict[Any, Listed] = {}
         self._alike: dict[Any, tuple[Any, Listed]] = {}  # the last lists of some kind: tells in one C call whether they are like them
 
@@ -172,6 +174,8 @@ class FusedFunction:
             return self._run(call, functools.partial(self._launch, call))
         if call.device.type == "meta":
             return self._run(call, functools.partial(self._call_meta, call))
+        if _wants_grad(call.tensors) and not is_looked_into(call.tensors):
+            return self._run(call, functools.partial(self._call_differentiable, call))
         return self._run(call, functools.partial(self._call_reference, call))
 
     def reference(self, *args: Any, **kwargs: Any) -> Any:
@@ -202,6 +206,25 @@ class FusedFunction:
         outputs, _, is_in_place = self._planned_outputs(call, traced, layouts, out)
         kernels = self._plan(call, traced, layouts, outputs, is_in_place)
         return Plan(self.__name__, arch, traced.expr, kernels)
+
+    def plan_backward(self, *args: Any, target: str | None = None, **kwargs: Any) -> Plan:
+        """As `plan`, of the kernels that give tensors their gradients: those that want one, or all of floats where none does.
+
+        Each result's gradient is taken to arrive in that result's own layout. Raises ``GradError`` for functions whose gradients
+        torch's own operators compute.
+        """
+        call = self._bind(args, kwargs)
+        if target is None:
+            self._check_has_target("plan_backward", call)
+        arch = find_target(target or "sm_{}{}".format(*torch.cuda.get_device_capability(call.device))).arch
+        return self._run(call, functools.partial(self._plan_gradient, call, arch))
+
+    def _plan_gradient(self, call: _Call, arch: str, _: Any, traced: Traced) -> Plan:
+        wanted = tuple(tensor.requires_grad for tensor in call.tensors)
+        if not any(wanted):
+            wanted = tuple(tensor.is_floating_point() or tensor.is_complex() for tensor in call.tensors)
+        expr, kernels = self._operation(traced).plan_gradient(call.tensors, wanted, call.device)
+        return Plan(f"{self.__name__}_backward", arch, expr, kernels)
 
     def _planned_outputs(
         self, call: _Call, traced: Traced, layouts: Sequence[NodeLayout], out: Any
@@ -478,6 +501,15 @@ class FusedFunction:
     def _call_reference(self, call: _Call, _: Any, traced: Traced) -> Any:
         layouts = self._layouts(call, traced)  # first: it refuses shapes that do not broadcast
         return self._assemble(call, traced, self._evaluate(call, traced, layouts))
+
+    def _call_differentiable(self, call: _Call, key: Any, traced: Traced) -> Any:
+        op = self._ops.get(key)
+        if op is None or op.expr is not traced.expr:
+            op = _remember(self._ops, key, self._operation(traced))
+        return self._assemble(call, traced, op(call.tensors, tuple(call.scalars), call.device))
+
+    def _operation(self, traced: Traced) -> DifferentiableOp:
+        return DifferentiableOp(traced.expr, self._options.numerics, fast_math=self._options.fast_math)
 
     def _call_meta(self, call: _Call, _: Any, traced: Traced) -> Any:
         layouts = self._layouts(call, traced)

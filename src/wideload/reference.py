@@ -6,8 +6,9 @@ device that torch has; knows nothing of kernels.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -65,7 +66,8 @@ def evaluate_expr(
             case Const():
                 value = node.value
             case Viewed():
-                value = _viewed(values[node.operand], node.steps)
+                view = _recorded_view if differentiable else _viewed
+                value = view(values[node.operand], node.steps)
             case Joined():
                 value = torch.cat([values[operand].to(_computed(node.dtype, fused)) for operand in node.operands], node.dim)
             case Coordinate():
@@ -117,6 +119,33 @@ def _viewed(tensor: torch.Tensor, steps: tuple[ViewStep, ...]) -> torch.Tensor:
             raise
         return _viewed(tensor.contiguous(), steps)  # eager's tensor may have other strides; they have been looked at before
     return tensor.as_strided(view.shape, view.strides, view.offset)
+
+
+def _recorded_view(tensor: torch.Tensor, steps: tuple[ViewStep, ...]) -> torch.Tensor:
+    """By torch's own views: the gradient of ``as_strided`` takes an expanded tensor for the memory that it lies in."""
+    return functools.reduce(lambda viewed, step: _RECORDED_VIEWS[step.name](viewed, *step.args), steps, tensor)
+
+
+_RECORDED_VIEWS: dict[str, Callable[..., torch.Tensor]] = {
+    "chunk": lambda tensor, chunks, dim, piece: tensor.chunk(chunks, dim)[piece],
+    "diagonal": torch.Tensor.diagonal,
+    "expand": torch.Tensor.expand,
+    "flatten": torch.Tensor.flatten,
+    "narrow": torch.Tensor.narrow,
+    "permute": lambda tensor, *dims: tensor.permute(dims),
+    "ravel": torch.Tensor.ravel,
+    "reshape": lambda tensor, *sizes: tensor.reshape(sizes),
+    "select": torch.Tensor.select,
+    "slice": lambda tensor, dim, start, stop, step: tensor[(slice(None),) * dim + (slice(start, stop, step),)],
+    "split": lambda tensor, split_size, dim, piece: tensor.split(split_size, dim)[piece],
+    "split_with_sizes": lambda tensor, sizes, dim, piece: tensor.split(sizes, dim)[piece],
+    "squeeze": lambda tensor, *dims: tensor.squeeze(dims),
+    "tensor_split": lambda tensor, sections, dim, piece: tensor.tensor_split(sections, dim)[piece],
+    "unflatten": torch.Tensor.unflatten,
+    "unfold": torch.Tensor.unfold,
+    "unsqueeze": torch.Tensor.unsqueeze,
+}
+"""The steps as torch's own views, which autograd records."""
 
 
 def _result(value: Any, expr: Expr, number: int) -> torch.Tensor:

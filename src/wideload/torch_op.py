@@ -1,0 +1,304 @@
+"""Turns an expression into an operation that torch's autograd knows: one kernel forward, one for the gradients of all its inputs.
+
+Only inputs are saved, and a seed where numbers were drawn. Knows expressions, tensors and autograd; never Python functions or how
+arguments were spelt.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+
+from wideload.dtypes import widened
+from wideload.errors import DtypeError, LayoutError
+from wideload.execute import Launch, Output, new_output, phase_of, plan_call, prepare_launches, run_launches
+from wideload.expr import Expr, Load, Numerics, is_view_of_operand
+from wideload.grad import Gradient, InputGradient, Term, connected_nodes, derive_gradient, missing_rules
+from wideload.layout import Strides, like_strides
+from wideload.plan import KernelPlan
+from wideload.random import draw_seed
+from wideload.reference import evaluate_expr
+from wideload.replay import NodeLayout, replay_layout
+
+__all__ = ["DifferentiableOp", "is_looked_into"]
+
+_MAX_FORMS = 4096
+"""Layouts that one operation keeps what it derived and prepared for; the oldest goes first."""
+
+
+_PLAIN_DISPATCH = torch.Tensor.__torch_dispatch__
+
+
+def is_looked_into(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether ``torch.func``, forward-mode differentiation or a tensor subclass is at work: each looks into torch's own operators only."""
+    return (
+        torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+        or any(type(tensor).__torch_dispatch__ is not _PLAIN_DISPATCH for tensor in tensors)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What tensors of one layout need. ``launches`` is None where the reference computes.
+
+    ``saved`` are the inputs that gradients read, ``constant`` the outputs that have none. ``layouts`` are those of all nodes.
+    """
+
+    op: DifferentiableOp
+    device: torch.device
+    devices: tuple[torch.device, ...]
+    layouts: tuple[NodeLayout, ...]
+    outputs: tuple[Output, ...]
+    launches: tuple[Launch, ...] | None
+    is_recorded: bool
+    saved: tuple[int, ...]
+    constant: tuple[int, ...]
+    backwards: dict[Any, _Backward] = field(default_factory=dict)
+
+    def run(self, tensors: Sequence[torch.Tensor], scalars: tuple[Any, ...], seed: torch.Tensor | None) -> list[torch.Tensor]:
+        """The outputs, in memory of their own."""
+        operands = [*tensors] if seed is None else [*tensors, seed]
+        if self.launches is not None:
+            outs = [_empty(output, self.device) for output in self.outputs]
+            run_launches(self.launches, self.device.index, operands, outs, scalars)
+            return outs
+        nodes = [output.node for output in self.outputs]
+        results = evaluate_expr(self.op.expr, nodes, operands, scalars, numerics=self.op.numerics)
+        return [
+            result if result.stride() == output.layout.strides else _empty(output, self.device).copy_(result)
+            for result, output in zip(results, self.outputs, strict=True)
+        ]
+
+    def backward(self, present: tuple[bool, ...], wanted: tuple[bool, ...]) -> _Backward:
+        """The operation that gives inputs ``wanted`` their gradients where those of outputs ``present`` have arrived."""
+        found = self.backwards.get((present, wanted))
+        if found is None:
+            gradient, op = self.op.derive(self.layouts, present, wanted)
+            given = gradient.gradients
+            is_direct = [len(of.terms) == 1 and not of.terms[0].num_summed and self.devices[of.operand] == self.device for of in given]
+            reached = {of.operand for of in given if of.terms}
+            zeros = _where(wanted) if self.op.is_derived else tuple(of.operand for of in given)
+            found = self.backwards[present, wanted] = _Backward(
+                op,
+                tuple(self.saved.index(operand) for operand in gradient.inputs),
+                tuple(self.op.fresh.index(position) for position in gradient.incoming),
+                tuple((of.operand, of.terms[0].output) for of, direct in zip(given, is_direct, strict=True) if direct),
+                tuple(of for of, direct in zip(given, is_direct, strict=True) if of.terms and not direct),
+                tuple(operand for operand in zeros if operand not in reached),
+            )
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Backward:
+    """The operation that gives the gradients, what it reads (positions among the saved, among the incoming), and what its results are.
+
+    ``direct`` are (input, result) that are a gradient as they stand, ``others`` those still to be summed, ``zeros`` the inputs whose
+    gradient is zero everywhere.
+    """
+
+    op: DifferentiableOp
+    inputs: tuple[int, ...]
+    incoming: tuple[int, ...]
+    direct: tuple[tuple[int, int], ...]
+    others: tuple[InputGradient, ...]
+    zeros: tuple[int, ...]
+
+
+class DifferentiableOp:
+    """``expr`` as an operation on tensors; the gradients that it is asked for are derived once a layout, and are operations again.
+
+    ``strides`` has a derived operation: those that each result shall have, or None for those that eager PyTorch would give it. As in
+    torch, what a derived operation reads has a gradient, of zeros where it has no other: that of ``relu`` reads its input.
+    """
+
+    def __init__(self, expr: Expr, numerics: Numerics, *, fast_math: bool = False, strides: Sequence[Strides | None] | None = None) -> None:
+        """Nothing is derived or compiled before the first call."""
+        self.expr, self.numerics, self._fast_math = expr, numerics, fast_math
+        self._is_view = [is_view_of_operand(expr, node) for node in expr.outputs]
+        self._views = [node for node, is_view in zip(expr.outputs, self._is_view, strict=True) if is_view]
+        self.fresh = [position for position, is_view in enumerate(self._is_view) if not is_view]
+        self.is_derived = strides is not None
+        self._strides = [None if strides is None else strides[position] for position in self.fresh]
+        self._forms: dict[Any, _Form | Literal["contiguous", "reference"]] = {}
+
+    def __call__(
+        self, tensors: Sequence[torch.Tensor], scalars: tuple[Any, ...], device: torch.device, seed: torch.Tensor | None = None
+    ) -> list[torch.Tensor]:
+        """The results on ``device``, recorded by autograd where a tensor wants a gradient.
+
+        Raises ``LayoutError`` where the tensors' shapes do not fit the expression.
+        """
+        if seed is None and self.expr.has_draws:
+            seed = draw_seed(device)
+        enabled = torch.is_grad_enabled()
+        try:
+            key = (device, *[(enabled and t.requires_grad, t.shape, t.stride(), phase_of(t)) for t in tensors])
+        except RuntimeError:
+            if not self.is_derived:
+                raise
+            return self._recorded(tensors, scalars, seed)  # several gradients in one tensor (is_grads_batched): it has no address
+        form = self._forms.get(key)
+        if form is None:
+            wanted = tuple(enabled and tensor.requires_grad for tensor in tensors)
+            form = "reference" if missing_rules(self.expr, _where(wanted)) else self._find_form(tensors, device, wanted)
+            if len(self._forms) >= _MAX_FORMS:
+                self._forms.pop(next(iter(self._forms)), None)
+            self._forms[key] = form
+        if form == "reference":
+            return self._recorded(tensors, scalars, seed)
+        if form == "contiguous":
+            return self([tensor.contiguous() for tensor in tensors], scalars, device, seed)
+        outs: Sequence[torch.Tensor] = ()
+        if self.fresh:
+            outs = _Fused.apply(form, scalars, seed, *tensors) if form.is_recorded else form.run(tensors, scalars, seed)  # type: ignore[no-untyped-call]
+        if not self._views:
+            return list(outs)
+        views, fresh = iter(evaluate_expr(self.expr, self._views, tensors, (), numerics="eager", differentiable=True)), iter(outs)
+        return [next(views if is_view else fresh) for is_view in self._is_view]
+
+    def _recorded(self, tensors: Sequence[torch.Tensor], scalars: tuple[Any, ...], seed: torch.Tensor | None) -> list[torch.Tensor]:
+        """By torch's own operators, each of them recorded."""
+        operands = [*tensors] if seed is None else [*tensors, seed]
+        return evaluate_expr(self.expr, self.expr.outputs, operands, scalars, numerics=self.numerics, differentiable=True)
+
+    def _find_form(
+        self, tensors: Sequence[torch.Tensor], device: torch.device, wanted: tuple[bool, ...]
+    ) -> _Form | Literal["contiguous", "reference"]:
+        """Plan these layouts. What a derived operation cannot view in them, it views in copies of the tensors, or torch does."""
+        try:
+            return self._form(tensors, device, wanted)
+        except (DtypeError, LayoutError) as error:
+            if not self.is_derived:
+                raise
+            is_final = isinstance(error, DtypeError) or all(tensor.is_contiguous() for tensor in tensors)
+            return "reference" if is_final else "contiguous"
+
+    def _form(self, tensors: Sequence[torch.Tensor], device: torch.device, wanted: tuple[bool, ...]) -> _Form | Literal["reference"]:
+        layouts = _layouts(self.expr, tensors, device.type)
+        outputs, launches = self._outputs(layouts), None
+        if device.type == "cuda" and outputs:
+            launches = prepare_launches(self._plans(layouts, tensors, outputs, device), device.index)
+        recorded = self._recorded_results(wanted)
+        try:
+            saved = self.derive(layouts, recorded, wanted)[0].inputs if any(wanted) else ()
+        except DtypeError:  # a rule compares, and these numbers are complex
+            return "reference"
+        constant = () if self.is_derived else _where([not is_recorded for is_recorded in recorded])
+        devices = tuple(tensor.device for tensor in tensors)
+        return _Form(self, device, devices, layouts, outputs, launches, any(wanted), saved, constant)
+
+    def _recorded_results(self, wanted: tuple[bool, ...]) -> tuple[bool, ...]:
+        """Which of the ``fresh`` results tensors ``wanted`` have a gradient through."""
+        connected = connected_nodes(self.expr, _where(wanted))
+        return tuple(self.expr.outputs[position] in connected for position in self.fresh)
+
+    def _outputs(self, layouts: Sequence[NodeLayout]) -> tuple[Output, ...]:
+        outputs = (new_output(self.expr, layouts, self.expr.outputs[position]) for position in self.fresh)
+        return tuple(
+            output if strides is None else replace(output, layout=NodeLayout(output.layout.shape, strides))
+            for output, strides in zip(outputs, self._strides, strict=True)
+        )
+
+    def _plans(
+        self, layouts: Sequence[NodeLayout], tensors: Sequence[torch.Tensor], outputs: Sequence[Output], device: torch.device
+    ) -> tuple[KernelPlan, ...]:
+        return plan_call(self.expr, layouts, tensors, outputs, device, numerics=self.numerics, fast_math=self._fast_math, is_in_place=False)
+
+    def plan_gradient(
+        self, tensors: Sequence[torch.Tensor], wanted: tuple[bool, ...], device: torch.device
+    ) -> tuple[Expr, tuple[KernelPlan, ...]]:
+        """The gradients of tensors ``wanted`` and their kernels, where each result's gradient arrives in that result's own layout.
+
+        Raises ``GradError`` where torch's own autograd has to record the expression.
+        """
+        layouts = _layouts(self.expr, tensors, "cuda")
+        gradient, op = self.derive(layouts, self._recorded_results(wanted), wanted)
+        arriving = [new_output(self.expr, layouts, self.expr.outputs[position]) for position in gradient.incoming]
+        operands = [*(tensors[at] for at in gradient.inputs), *(_empty(output, device) for output in arriving)]
+        back = _layouts(op.expr, operands, "cuda")
+        return op.expr, op._plans(back, operands, op._outputs(back), device)
+
+    def derive(
+        self, layouts: Sequence[NodeLayout], present: tuple[bool, ...], wanted: tuple[bool, ...]
+    ) -> tuple[Gradient, DifferentiableOp]:
+        """The gradients of tensors ``wanted``, from those of the ``fresh`` results ``present``, and the operation that they are."""
+        positions = [self.fresh[at] for at in _where(present)]
+        shapes = [layout.shape for layout in layouts]
+        gradient = derive_gradient(self.expr, shapes, _where(wanted), positions, rounds=self.numerics == "eager")
+        loads = {node.operand: layout for node, layout in zip(self.expr.nodes, layouts, strict=True) if isinstance(node, Load)}
+        strides = [None if of is None else like_strides(loads[of].shape, loads[of].strides) for of in gradient.shaped]
+        return gradient, DifferentiableOp(gradient.expr, "fused", fast_math=self._fast_math, strides=strides)
+
+
+class _Fused(torch.autograd.Function):
+    """One operation in torch's graph."""
+
+    @staticmethod
+    def forward(ctx: Any, form: _Form, scalars: tuple[Any, ...], seed: torch.Tensor | None, *tensors: torch.Tensor) -> Any:
+        outs = form.run(tensors, scalars, seed)
+        ctx.form, ctx.scalars, ctx.shapes = form, scalars, [tensor.shape for tensor in tensors]
+        ctx.save_for_backward(*[tensors[at] for at in form.saved], *(() if seed is None else (seed,)))
+        ctx.set_materialize_grads(False)
+        if form.constant:
+            ctx.mark_non_differentiable(*[outs[at] for at in form.constant])
+        return tuple(outs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        form: _Form = ctx.form
+        results: list[torch.Tensor | None] = [None] * len(form.devices)
+        present = tuple([grad is not None for grad in grads])
+        if not any(present):
+            return (None, None, None, *results)
+        back, saved = form.backward(present, ctx.needs_input_grad[_NUM_OTHERS:]), ctx.saved_tensors
+        op = back.op
+        operands = [*[saved[at] for at in back.inputs], *[_resolved(grads[at]) for at in back.incoming]]
+        outs = op(operands, ctx.scalars, form.device, saved[-1] if op.expr.has_draws else None) if op.expr.outputs else []
+        for operand, output in back.direct:
+            results[operand] = outs[output]
+        for of in back.others:
+            dtype = form.op.expr.operands[of.operand].dtype
+            total = functools.reduce(torch.add, [_term(outs[term.output], term, dtype) for term in of.terms])
+            results[of.operand] = total.to(device=form.devices[of.operand], dtype=dtype)
+        for operand in back.zeros:
+            dtype = form.op.expr.operands[operand].dtype
+            results[operand] = torch.zeros(ctx.shapes[operand], dtype=dtype, device=form.devices[operand])
+        return (None, None, None, *results)
+
+
+_NUM_OTHERS = 3
+"""Arguments of ``_Fused.apply`` before the tensors."""
+
+
+def _resolved(grad: torch.Tensor | None) -> torch.Tensor:
+    """A gradient that has arrived, with pending conjugation and negation done."""
+    assert grad is not None
+    return grad.resolve_conj().resolve_neg() if grad.is_conj() or grad.is_neg() else grad
+
+
+def _term(value: torch.Tensor, term: Term, dtype: torch.dtype) -> torch.Tensor:
+    """A part of the gradient of an input of ``dtype``, in that input's shape; summed in fp32 or wider."""
+    if not term.num_summed:
+        return value
+    for step in term.steps:
+        value = value.squeeze(step.args) if step.name == "squeeze" else getattr(value, step.name)(*step.args)
+    wide = torch.promote_types(widened(value.dtype), widened(dtype))
+    return value.sum(tuple(range(term.num_summed)), dtype=wide)
+
+
+def _layouts(expr: Expr, tensors: Sequence[torch.Tensor], device_type: str) -> tuple[NodeLayout, ...]:
+    return replay_layout(expr, [NodeLayout(tuple(tensor.shape), tensor.stride()) for tensor in tensors], device_type)
+
+
+def _where(marks: Sequence[bool]) -> tuple[int, ...]:
+    return tuple(at for at, mark in enumerate(marks) if mark)
+
+
+def _empty(output: Output, device: torch.device) -> torch.Tensor:
+    return torch.empty_strided(output.layout.shape, output.layout.strides, dtype=output.dtype, device=device)

@@ -1,0 +1,420 @@
+"""Fused functions in torch's graph: gradients of compositions and layouts, what is saved, second derivatives, torch's own routes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+import wideload as wl
+from wideload import torch_op
+from wideload.fused import FusedFunction
+
+bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+
+Tensors = Sequence[torch.Tensor]
+
+
+def is_fused(result: torch.Tensor) -> bool:
+    """Whether the graph has one operation of ours, not torch's own one by one."""
+    return result.grad_fn is not None and "_Fused" in result.grad_fn.name()
+
+
+# ---- compositions and layouts
+
+
+UNARY: tuple[Callable[[Any], Any], ...] = (
+    torch.sin,
+    torch.tanh,
+    torch.sigmoid,
+    F.silu,
+    F.gelu,
+    F.relu,
+    torch.abs,
+    torch.square,
+    lambda t: t * 0.5,
+    lambda t: 1 - t,
+    lambda t: -t,
+    lambda t: t.clamp(-0.5, 0.8),
+    lambda t: t.exp() * 0.1,
+)
+BINARY: tuple[Callable[[Any, Any], Any], ...] = (
+    lambda a, b: a + b,
+    lambda a, b: a * b,
+    lambda a, b: a - b,
+    torch.maximum,
+    lambda a, b: torch.where(a > b, a, b * 2),
+    lambda a, b: a / (b * b + 1),
+    lambda a, b: torch.addcmul(a, a, b, value=0.5),
+    lambda a, b: torch.lerp(a, b, 0.3),
+)
+SHAPES = ((4, 6), (6,), (4, 1), (1, 6), (), (2, 4, 6), (1,))
+
+Step = tuple[Callable[..., Any], tuple[int, ...]]
+
+
+def draw_view(draw: random.Random, shape: torch.Size) -> Callable[[Any], Any]:
+    """A view, or a concatenation of views, along some dim."""
+    rank, dim = len(shape), draw.randrange(len(shape))
+    size, first, step = shape[dim], draw.randrange(min(shape[dim], 2)), draw.choice((2, 3))
+    order = tuple(draw.sample(range(rank), rank))
+    shapes = (*shape[:dim], 3, *shape[dim + 1 :])
+    views: list[Callable[[Any], Any]] = [
+        lambda t: t.narrow(dim, 0, max(1, size - 1)),
+        lambda t: t[(slice(None),) * dim + (slice(first, None, step),)],
+        lambda t: t.unsqueeze(dim),
+        lambda t: t.permute(order),
+        lambda t: t.select(dim, first),
+    ]
+    if size % 2 == 0:
+        views += [
+            lambda t: t.chunk(2, dim)[first],
+            lambda t: torch.cat((-t.chunk(2, dim)[1], t.chunk(2, dim)[0]), dim),
+            lambda t: torch.stack((t.unflatten(dim, (-1, 2)).select(dim + 1, 1), t.unflatten(dim, (-1, 2)).select(dim + 1, 0)), dim + 1),
+        ]
+    if size == 1:
+        views += [lambda t: t.squeeze(dim), lambda t: t.expand(shapes)]
+    return draw.choice(views)
+
+
+def compose(draw: random.Random) -> tuple[list[tuple[int, ...]], Callable[..., Any]]:
+    """A random function of up to three tensors of shapes that broadcast, with views inside, and one or two results."""
+    shapes = [draw.choice(SHAPES) for _ in range(draw.randint(1, 3))]
+    made = [torch.empty(shape, device="meta") for shape in shapes]
+    steps: list[Step] = []
+    while len(steps) < 2 or (len(steps) < 7 and draw.random() < 0.8):
+        one, other = draw.randrange(len(made)), draw.randrange(len(made))
+        kind = draw.random()
+        if kind < 0.25 and made[one].ndim:
+            step: Step = draw_view(draw, made[one].shape), (one,)
+        elif kind < 0.6:
+            step = draw.choice(UNARY), (one,)
+        else:
+            step = draw.choice(BINARY), (one, other)
+        try:
+            made.append(step[0](*(made[at] for at in step[1])))
+        except RuntimeError:  # shapes that do not broadcast
+            continue
+        steps.append(step)
+    outputs = (len(made) - 1, draw.randrange(len(shapes), len(made)))[: draw.randint(1, 2)]
+    fixed = tuple(steps)
+
+    def function(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values = list(tensors)
+        for fn, operands in fixed:
+            values.append(fn(*(values[at] for at in operands)))
+        return tuple(values[at] for at in outputs)
+
+    return shapes, function
+
+
+def laid_out(draw: random.Random, tensor: torch.Tensor) -> torch.Tensor:
+    """The same shape in another layout: transposed, every second element, expanded."""
+    kind = draw.randrange(5)
+    if kind == 1 and tensor.ndim > 1:
+        return tensor.mT.contiguous().mT
+    if kind == 2 and tensor.ndim:
+        return torch.stack((tensor, tensor), -1).flatten(-2)[..., ::2]
+    return tensor[:1].expand(tensor.shape) if kind == 3 and tensor.ndim else tensor
+
+
+def gradients(function: Callable[..., Any], inputs: Tensors, seed: int) -> list[torch.Tensor | None]:
+    """First gradients of weighted results, then second ones; zeros count as none."""
+    leaves = [tensor.detach().requires_grad_() for tensor in inputs]
+    generator, draw = torch.Generator().manual_seed(seed), random.Random(seed)
+    results = [result for result in function(*leaves) if result.requires_grad]
+    drawn = [torch.randn(result.shape, dtype=result.dtype, generator=generator) for result in results]
+    weights = [laid_out(draw, weight.to(leaves[0].device)) for weight in drawn]
+    firsts = torch.autograd.grad(results, leaves, weights, allow_unused=True, create_graph=True)
+    total = sum((first * first.cos()).sum() for first in firsts if first is not None)
+    has_seconds = isinstance(total, torch.Tensor) and total.requires_grad
+    seconds = torch.autograd.grad(total, leaves, allow_unused=True) if has_seconds else [None] * len(leaves)
+    return [None if g is None or not g.any() else g.detach() for g in (*firsts, *seconds)]
+
+
+@pytest.mark.parametrize("seeds", [range(start, start + 50) for start in range(0, 200, 50)], ids=str)
+def test_gradients_of_compositions_are_torchs(seeds: range) -> None:
+    for seed in seeds:
+        draw = random.Random(seed)
+        shapes, function = compose(draw)
+        generator = torch.Generator().manual_seed(seed)
+        inputs = [laid_out(draw, torch.randn(shape, dtype=f64, generator=generator)) for shape in shapes]
+        for got, want in zip(gradients(wl.fuse(function), inputs, seed), gradients(function, inputs, seed), strict=True):
+            assert (got is None) == (want is None), seed
+            if got is not None and want is not None:
+                torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-11, msg=lambda text, seed=seed: f"seed {seed}: {text}")
+
+
+@pytest.mark.parametrize("dtypes", [(bf16, bf16), (f16, f32), (f32, bf16), (f32, f64), (bf16, f16)], ids=str)
+def test_gradients_of_mixed_types_are_rounded_once(dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    """In double and rounded, to half a unit in the last place of each input's dtype and what fp32 loses before."""
+    f = wl.fuse(lambda x, y: torch.tanh(x * y) + x.to(bf16) * F.silu(y))
+    generator = torch.Generator().manual_seed(0)
+    for shapes in (((40, 6), (40, 6)), ((40, 6), (6,)), ((40, 6), (40, 1)), ((40, 6), ())):
+        inputs = [torch.randn(shape, generator=generator).to(dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+        leaves = [tensor.requires_grad_() for tensor in inputs]
+        wide = [tensor.detach().double().requires_grad_() for tensor in inputs]
+        result = f(*leaves)
+        weights = torch.randn(result.shape, generator=generator).to(result.dtype)
+        got = torch.autograd.grad(result, leaves, weights)
+        rounded = inputs[0].detach().to(bf16).double()
+        x = wide[0] + (rounded - wide[0]).detach()
+        want = torch.autograd.grad(torch.tanh(wide[0] * wide[1]) + x * F.silu(wide[1]), wide, weights.double())
+        for one, other, tensor in zip(got, want, inputs, strict=True):
+            assert (one.dtype, one.shape) == (tensor.dtype, tensor.shape)
+            error = max(torch.finfo(tensor.dtype).eps / 2, 2e-6)
+            if one.dtype == bf16 and tensor.ndim < 2:
+                error += 2**-9  # summed from what the other input receives, each element rounded
+            torch.testing.assert_close(one.double(), other, rtol=error * 1.01, atol=error * 4)
+
+
+# ---- what is saved
+
+
+def saved_by(function: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
+    saved: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        assert is_fused(function())
+    return saved
+
+
+def test_only_inputs_that_gradients_read_are_saved() -> None:
+    x, y = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+    assert saved_by(lambda: wl.fuse(lambda a, b: a + b)(x, y)) == []
+    assert [id(t) for t in saved_by(lambda: wl.fuse(lambda a, b: a + b.sin())(x, y))] == [id(y)]
+    assert [id(t) for t in saved_by(lambda: wl.fuse(lambda a, b: torch.tanh(a * b).exp())(x, y))] == [id(x), id(y)]
+    assert [id(t) for t in saved_by(lambda: wl.fuse(lambda a, b: a * b)(x, y.detach()))] != [id(x)]
+    (seed,) = saved_by(lambda: wl.fuse(lambda a: F.dropout(a, 0.5))(x))
+    assert (seed.dtype, seed.shape) == (torch.int64, (1,))
+
+
+def test_only_what_is_read_may_not_change() -> None:
+    x, y = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+    a, b = x * 1, y * 1
+    result = wl.fuse(lambda a, b: a + b.sin())(a, b)
+    with torch.no_grad():
+        a.zero_()
+    result.sum().backward(retain_graph=True)
+    with torch.no_grad():
+        b.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.sum().backward()
+
+
+# ---- results and incoming gradients
+
+
+def test_results_without_a_gradient() -> None:
+    x, y = torch.randn(3, requires_grad=True), torch.randn(3)
+    f = wl.fuse(lambda x, y: (x * y, y + 1, x > y, x.detach() * 2, (x * 2).to(torch.int32), x.floor()))
+    results = f(x, y)
+    assert [result.requires_grad for result in results] == [True, False, False, False, False, True]
+    assert torch.equal(torch.autograd.grad(results[5].sum(), x)[0], torch.zeros(3))
+
+
+def test_gradients_that_do_not_arrive() -> None:
+    x, y = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+    sine, product = wl.fuse(lambda x, y: (x.sin(), x * y))(x, y)
+    (gx,) = torch.autograd.grad(sine.sum(), x, retain_graph=True)
+    torch.testing.assert_close(gx, x.cos().detach())
+    assert torch.autograd.grad(sine.sum(), y, retain_graph=True, allow_unused=True) == (None,)
+    torch.testing.assert_close(torch.autograd.grad(product.sum(), (x, y)), (y.detach(), x.detach()))
+
+
+def test_arguments_and_their_views_come_back_as_torch_has_them() -> None:
+    x = torch.randn(4, 6, requires_grad=True)
+    same, view, computed = wl.fuse(lambda x: (x, x[:, 1:3].t(), x * 2))(x)
+    assert same is x
+    assert view._base is x
+    (gx,) = torch.autograd.grad(view.sum() + computed.sum() + same.sum(), x)
+    want = torch.full((4, 6), 3.0)
+    want[:, 1:3] += 1
+    assert torch.equal(gx, want)
+
+
+def test_one_tensor_given_twice_and_results_returned_twice() -> None:
+    x = torch.tensor([2.0, 3.0], requires_grad=True)
+    product, again, other = wl.fuse(lambda a, b: (lambda p: (p, p, a * b))(a * b))(x, x)
+    assert product is again
+    assert product is not other
+    (gx,) = torch.autograd.grad(product.sum() + other.sum() * 10, x)
+    assert gx.tolist() == [44.0, 66.0]
+
+
+def test_gradients_have_the_layout_of_their_inputs() -> None:
+    """Else torch would copy them where they are accumulated."""
+    x = torch.randn(6, 4).t().requires_grad_()
+    y = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last).requires_grad_()
+    packed = torch.randn(4, 12)
+    z = packed[:, :6].detach().requires_grad_()
+    for leaf in (x, y, z):
+        f = wl.fuse(lambda v: v.sin())
+        (got,) = torch.autograd.grad(f(leaf), leaf, torch.randn(leaf.shape))
+        assert got.stride() == torch.empty_like(leaf).stride()
+    (first, second) = torch.autograd.grad(wl.fuse(lambda a, b: a * b)(x, x.detach().requires_grad_()).sum(), (x,), retain_graph=True) * 2
+    assert first.stride() == second.stride() == x.stride()
+
+
+def test_empty_tensors_and_numbers() -> None:
+    x, bias = torch.randn(0, 5, requires_grad=True), torch.randn(5, requires_grad=True)
+    gx, gb = torch.autograd.grad(wl.fuse(lambda x, b: (x + b).sin())(x, bias).sum(), (x, bias))
+    assert gx.shape == (0, 5)
+    assert gb.tolist() == [0.0] * 5
+    s = torch.tensor(3.0, requires_grad=True)
+    (gs,) = torch.autograd.grad(wl.fuse(lambda s: s * s)(s), s)
+    assert gs.tolist() == 6.0
+    p = wl.fuse(lambda x, n: x**n)
+    for n, want in ((0, 0.0), (1, 1.0), (3, 12.0), (0.5, 0.5 / 2**0.5), (-1.0, -0.25)):
+        x = torch.tensor([2.0], requires_grad=True)
+        (gx,) = torch.autograd.grad(p(x, n), x)
+        assert gx.item() == pytest.approx(want)
+    x = torch.zeros(1, requires_grad=True)
+    assert torch.autograd.grad(p(x, 0), x)[0].item() == 0.0
+
+
+# ---- second derivatives and torch's own routes
+
+
+def test_second_derivatives_through_one_operation() -> None:
+    x, y = torch.randn(3, 4, dtype=f64, requires_grad=True), torch.randn(4, dtype=f64, requires_grad=True)
+    f = wl.fuse(lambda x, y: (F.silu(x) * y, torch.cat((x, x * y)).sigmoid()))
+    assert torch.autograd.gradgradcheck(f, (x, y))
+    (first,) = torch.autograd.grad(f(x, y)[0].sum(), x, create_graph=True)
+    assert is_fused(first)
+    (second,) = torch.autograd.grad(first.sum(), x, create_graph=True)
+    (third,) = torch.autograd.grad(second.sum(), x)
+    plain = x.detach().requires_grad_()
+    want = (F.silu(plain) * y).sum()
+    for _ in range(3):
+        (want_grad,) = torch.autograd.grad(want, plain, create_graph=True)
+        want = want_grad.sum()
+    torch.testing.assert_close(third, want_grad.detach())
+
+
+def test_what_the_gradient_of_relu_reads_has_zeros() -> None:
+    """As torch: a gradient penalty on a piecewise linear function is not an error."""
+    x = torch.tensor([1.0, -1.0], requires_grad=True)
+    (first,) = torch.autograd.grad(wl.fuse(lambda x: F.relu(x) * 2)(x).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad((first**2).sum(), x)
+    assert second.tolist() == [0.0, 0.0]
+
+
+def test_dropout_draws_its_mask_again() -> None:
+    x = torch.randn(1000, requires_grad=True)
+    f = wl.fuse(lambda x, p: F.dropout(x.sin(), p))
+    torch.manual_seed(1)
+    y = f(x, 0.3)
+    torch.rand(5)  # the generator has moved on
+    (gx,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    kept = y != 0
+    assert 600 < kept.sum() < 800
+    torch.testing.assert_close(gx, torch.where(kept, x.cos() / 0.7, 0.0))
+    (ggx,) = torch.autograd.grad(gx.sum(), x)
+    torch.testing.assert_close(ggx, torch.where(kept, -x.sin() / 0.7, 0.0).detach())
+
+
+def test_checkpoints_and_hooks() -> None:
+    f = wl.fuse(lambda x, w: F.gelu(x * w))
+    x, w = torch.randn(3, 4, requires_grad=True), torch.randn(4, requires_grad=True)
+    want = torch.autograd.grad(f(x, w).sum(), (x, w))
+    got = torch.autograd.grad(checkpoint(f, x, w, use_reentrant=False).sum(), (x, w))
+    torch.testing.assert_close(got, want)
+    with torch.autograd.graph.save_on_cpu():
+        y = f(x, w)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), (x, w)), want)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, in its formulas of forward mode
+def test_transforms_go_through_torchs_operators() -> None:
+    f = wl.fuse(lambda x: x.sin() * x)
+    x = torch.randn(4, requires_grad=True)
+    want = (x.cos() * x + x.sin()).detach()
+    torch.testing.assert_close(torch.func.grad(lambda x: f(x).sum())(x.detach()), want)
+    torch.testing.assert_close(torch.func.vmap(torch.func.grad(f))(x.detach()), want)
+    _, tangent = torch.func.jvp(f, (x.detach(),), (torch.ones(4),))
+    torch.testing.assert_close(tangent, want)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones(4))
+        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(f(dual)).tangent, want)
+
+
+def test_ops_without_a_rule_are_recorded_by_torch() -> None:
+    x = torch.randn(5, requires_grad=True)
+    f = wl.fuse(lambda x: torch.frexp(x).mantissa * x.sin())
+    assert not is_fused(f(x))
+    plain = x.detach().requires_grad_()
+    want = torch.autograd.grad((torch.frexp(plain).mantissa * plain.sin()).sum(), plain)
+    torch.testing.assert_close(torch.autograd.grad(f(x).sum(), x), want)
+    assert is_fused(wl.fuse(lambda x, y: torch.frexp(x).mantissa * y)(x.detach(), x))  # the way of the gradient does not lead there
+
+
+def test_views_that_an_incoming_gradient_does_not_have() -> None:
+    """Where the gradient cannot be viewed as its input, it is copied first."""
+    x = torch.randn(4, 6, dtype=f64, requires_grad=True)
+    f = wl.fuse(lambda x: x.reshape(2, 2, 6).sin())
+    g = torch.randn(6, 2, 2, dtype=f64).permute(2, 1, 0)
+    (got,) = torch.autograd.grad(f(x), x, g)
+    torch.testing.assert_close(got, (g * x.reshape(2, 2, 6).cos()).reshape(4, 6).detach())
+
+
+def test_several_gradients_at_once() -> None:
+    x = torch.randn(3, 4, dtype=f64, requires_grad=True)
+    y = wl.fuse(lambda x: torch.cat((x[:, ::2].sin(), x[:, 1::2]), 1).t())(x)
+    grads = torch.randn(5, 4, 3, dtype=f64)
+    (got,) = torch.autograd.grad(y, x, grads, is_grads_batched=True, retain_graph=True)
+    want = [torch.autograd.grad(y, x, grad, retain_graph=True)[0] for grad in grads]
+    torch.testing.assert_close(got, torch.stack(want))
+
+
+def test_plans_of_gradients() -> None:
+    f = wl.fuse(lambda x, w, n: torch.tanh(x * w) + n)
+    x, w = torch.empty(64, 128, dtype=bf16, device="meta"), torch.empty(128, dtype=bf16, device="meta", requires_grad=True)
+    plan = f.plan_backward(x, w, 2, target="h200")
+    assert [node.name for node in plan.expr.operands] == ["x", "w", "grad"]
+    assert [(kernel.name, len(kernel.plan.targets)) for kernel in plan.kernels] == [("lambda_backward_rows", 1)]
+    assert len(f.plan_backward(x, w.detach(), 2, target="h200").kernels[0].plan.targets) == 2  # of no tensor that wants one: of all
+    with pytest.raises(wl.GradError, match="no rule for heaviside"):
+        wl.fuse(lambda x: torch.heaviside(x, x)).plan_backward(x, target="h200")
+    with pytest.raises(wl.DeviceError, match="no target"):
+        f.plan_backward(torch.ones(3), torch.ones(3), 2)
+
+
+def test_derived_once_a_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    derived: list[int] = []
+    original = torch_op.derive_gradient
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        derived.append(1)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(torch_op, "derive_gradient", counted)
+    f: FusedFunction = wl.fuse(lambda x, s: x.sin() * s)
+    for n in (3, 3, 3, 4):
+        x = torch.randn(n, requires_grad=True)
+        f(x, float(n)).sum().backward()
+    assert len(derived) == 4  # forward and backward, of two layouts
+
+
+def test_wrong_gradients_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison above can fail: a view handed on wrong, a broadcast dim summed wrong."""
+    from wideload import grad
+
+    permuted = grad._ADJOINTS["permute"]
+    monkeypatch.setitem(grad._ADJOINTS, "permute", grad._ADJOINTS["reshape"])
+    with pytest.raises(AssertionError, match="seed"):
+        test_gradients_of_compositions_are_torchs(range(200))
+    monkeypatch.setitem(grad._ADJOINTS, "permute", permuted)
+    term_of = torch_op._term
+    monkeypatch.setattr(torch_op, "_term", lambda value, term, dtype: term_of(value, term, dtype) * (2 if term.num_summed else 1))
+    with pytest.raises(AssertionError, match="seed"):
+        test_gradients_of_compositions_are_torchs(range(200))
