@@ -57,6 +57,14 @@ def host(function: Callable[..., Any], *numbers: Any) -> Any:
     return function(*numbers) if runtime is None else runtime.derived(function, *numbers)
 
 
+def _complement(number: Any) -> Any:
+    return 1 - number
+
+
+def _next(number: Any) -> Any:
+    return number + 1
+
+
 def _negated(number: Any) -> Any:
     return -number
 
@@ -88,6 +96,8 @@ _rule("sub_alpha", input=lambda g: g, other=lambda g, alpha: g * host(_negated, 
 _rule("mul", input=lambda g, other: g * other, other=lambda g, input: g * input)
 _rule("neg", input=lambda g: -g)
 _rule("positive clone clone_contiguous contiguous resolve_conj", input=lambda g: g)
+_rule("channels_last clone_channels_last channels_last_3d clone_channels_last_3d", input=lambda g: g)
+_rule("fill", input=ZERO, value=lambda g: g)
 _rule("abs", input=lambda g, input: g * input.sgn())
 _rule("square", input=lambda g, input: g * (input * 2))
 _rule("reciprocal", input=lambda g, result: -g * (result * result))
@@ -186,6 +196,51 @@ _rule(
 _rule("hypot", input=lambda g, input, result: g * (input / result), other=lambda g, other, result: g * (other / result))
 _rule("copysign", input=lambda g, input, result: g * (input == 0).where(0, result / input), other=ZERO)
 
+# ---- special functions
+
+_SQRT_PI, _SQRT_2PI = math.sqrt(math.pi), math.sqrt(2 * math.pi)
+_SMALL_BESSEL = 1e-30
+"""Below, ``i1(x) / x`` is its limit, 1/2."""
+
+
+def _sinc(g: Any, input: Any) -> Any:
+    angle = input * math.pi
+    scale = input * angle
+    return (scale == 0).where(0, g * ((angle * angle.cos() - angle.sin()) / scale))
+
+
+def _outside(input: Any, low: Any, high: Any) -> Any:
+    return (input < low) | (input > high)
+
+
+def _logit_slope(g: Any, input: Any) -> Any:
+    """Infinite at 0, whatever its sign, and at 1."""
+    return g / ((input == 0) | (input == 1)).where(0, input * (1 - input))
+
+
+def _bessel_slope(g: Any, input: Any, even: Any, rest: Any) -> Any:
+    """Of an odd function whose slope is ``even - rest / x``: 1/2 at 0, where the quotient has no value."""
+    is_small = input.abs() < _SMALL_BESSEL
+    return g * is_small.where(0.5, even - rest / is_small.where(1, input))
+
+
+_rule("sinc", input=_sinc)
+_rule("logit", input=lambda g, input: _outside(input, 0, 1).where(math.nan, _logit_slope(g, input)))
+_rule("logit_eps", input=lambda g, input, eps: _outside(input, eps, host(_complement, eps)).where(0, _logit_slope(g, input)))
+_rule("entr", input=lambda g, input: -g * (input.log() + 1))
+_rule("ndtr", input=lambda g, input: g * ((input * input * -0.5).exp() * (1 / _SQRT_2PI)))
+_rule("ndtri", input=lambda g, result: g * ((result * result * 0.5).exp() * _SQRT_2PI))
+_rule("erfinv", input=lambda g, result: g * ((result * result).exp() * (_SQRT_PI / 2)))
+_rule("erfcx", input=lambda g, input, result: g * (input * result * 2 - 2 / _SQRT_PI))
+_rule("log_ndtr", input=lambda g, input: g / (input * -math.sqrt(0.5)).erfcx() * math.sqrt(2 / math.pi))
+_rule("lgamma", input=lambda g, input: g * input.digamma())
+_rule("digamma", input=lambda g, input: g * input.polygamma(1))
+_rule("polygamma", input=lambda g, input, order: g * input.polygamma(host(_next, order)))
+_rule("i0", input=lambda g, input: g * input.i1())
+_rule("i1", input=lambda g, input, result: _bessel_slope(g, input, input.i0(), result))
+_rule("i0e", input=lambda g, input, result: g * (input.i1e() - input.sgn() * result))
+_rule("i1e", input=lambda g, input, result: _bessel_slope(g, input, input.i0e() - input.sgn() * result, result))
+
 # ---- powers
 
 
@@ -280,10 +335,6 @@ _rule(
     end=lambda g, weight: g * weight,
     weight=lambda g, input, end: g * (end - input),
 )
-
-
-def _complement(number: Any) -> Any:
-    return 1 - number
 
 
 _rule(
@@ -382,3 +433,10 @@ _rule("hardsigmoid", input=lambda g, input: _masked(g / 6, (input > -3) & (input
 _rule("tanhshrink", input=lambda g, input: g * input.tanh().square())
 _rule("hardshrink softshrink", input=lambda g, input, lambd: ((input >= host(_negated, lambd)) & (input <= lambd)).where(0, g))
 _rule("threshold", input=lambda g, input, threshold: (input <= threshold).where(0, g))
+_rule("glu", input=lambda g, other: g * other.sigmoid(), other=lambda g, other, result: g * ((1 - other.sigmoid()) * result))
+_rule("prelu", input=lambda g, input, weight: (input > 0).where(g, g * weight), weight=lambda g, input: (input > 0).where(0, g * input))
+
+# ---- losses, of the error
+
+_rule("smooth_l1", error=lambda g, error, beta: g * (error.abs() >= beta).where(error.sgn(), error / beta))
+_rule("huber", error=lambda g, error, delta: g * (error.abs() > delta).where(error.sgn() * delta, error))
