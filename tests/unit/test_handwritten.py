@@ -147,6 +147,11 @@ def test_what_is_outside_of_every_operand_is_named_first() -> None:
     assert [v.limit for v in forgotten.explain(meta(N), meta(N), target="h200").verdicts if v.limit == "outside"] == []
 
 
+def test_the_largest_numbers() -> None:
+    whole = wl.raw(f"{HEAD} k(float* y, unsigned long n) {{ y[threadIdx.x] = n; }}", "k")
+    assert whole.explain(meta(256), 2**64 - 1, target="h200").bytes_written.value == 1024
+
+
 def test_every_figure_is_tagged_and_printed() -> None:
     explanation = SCALE4.explain(meta(4 * N), meta(4 * N), N, target="h200")
     assert json.loads(explanation.to_json())["eager"] is None
@@ -156,7 +161,8 @@ def test_every_figure_is_tagged_and_printed() -> None:
     assert explanation.to_markdown().startswith("### scale on H200")
 
 
-def test_the_command_line(tmp_path: Any) -> None:
+def test_the_command_line(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     path = tmp_path / "my.cu"
     path.write_text(SCALE4.source)
     arguments = ["explain", f"{path}:scale", "f32[n]", "f32[n]", "n//4", "--size", "n=2^26", "--grid", "n//1024", "--target", "h200"]
@@ -168,6 +174,8 @@ def test_the_command_line(tmp_path: Any) -> None:
         (["explain", f"{tmp_path}/none.cu:scale", "--target", "h200"], "there is no file"),
         (["explain", "add", "--grid", "7", "--target", "h200"], "--grid is for CUDA kernels"),
         ([*arguments, "--ncu"], "Leave out target"),
+        (["bench", f"{path}:scale", "f32[8]", "f32[8]", "2", "--device", "cpu"], "scale: a raw kernel needs a GPU, and none is here"),
+        (arguments[:-2], 'scale.explain got tensors on meta and no target. Name the GPU: target="h200"'),
     ):
         failed = CliRunner().invoke(app, wrong)
         assert failed.exit_code != 0

@@ -251,6 +251,11 @@ def _integer_type(suffixes: Sequence[str]) -> tuple[bool, int] | None:
     return None
 
 
+def _as_int64(number: int) -> int:
+    """The number of the same 64 bits that registers are kept as."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
 def _wrapped(value: _Values, is_signed: bool, bits: int) -> _Values:
     if bits >= 64:
         return value
@@ -373,7 +378,7 @@ class _Machine:
         self.full = full
         self.parameters: dict[str, _Values | None] = {}
         for name, argument in zip(program.parameters, arguments, strict=True):
-            self.parameters[name] = None if argument is None or isinstance(argument, float) else full * int(argument)
+            self.parameters[name] = None if argument is None or isinstance(argument, float) else full * _as_int64(int(argument))
         self.tallies: dict[int, _Tally] = {}
         self.origins: dict[str, int] = {}
         """The region into which a register of unknown value points."""
@@ -441,7 +446,7 @@ class _Machine:
             return self.registers[operand]
         if re.fullmatch(r"-?(?:0x[0-9a-fA-F]+|\d+)U?", operand):
             number = int(operand.rstrip("U"), 0)
-            return self.full * (number - (1 << 64) if number >= 1 << 63 else number)
+            return self.full * _as_int64(number)
         if operand in self.program.shared:
             return self.full * self.program.shared[operand]
         return None
