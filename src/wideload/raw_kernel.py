@@ -183,10 +183,16 @@ class RawKernel:
         if target is not None:
             figures = GpuFigures(find_target(target))
         else:
-            if any(tensor.device.type != "cuda" for tensor in call.tensors) or not torch.cuda.is_available():
-                where = next((f"tensors on {t.device}" for t in call.tensors if t.device.type != "cuda"), "no GPU")
-                raise DeviceError(f'{self.__name__}.explain got {where} and no target. Name the GPU: target="h200" or target="sm_90".')
-            device = self._device_of(call)
+            try:
+                device = self._device_of(call)
+            except DeviceError:
+                stray = next((tensor.device for tensor in call.tensors if tensor.device.type != "cuda"), None)
+                if stray is None and torch.cuda.is_available():
+                    raise
+                got = "no GPU" if stray is None else f"tensors on {stray}"
+                raise DeviceError(
+                    f'{self.__name__}.explain got {got} and no target. Name the GPU: target="h200" or target="sm_90".'
+                ) from None
             from wideload.measure import bench
             from wideload.measure.roofline import read_device
 
