@@ -5,6 +5,7 @@ Reads declarations only; it must not know what the kernel does with them, nor ho
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -88,6 +89,12 @@ class Parameter:
             raise LayoutError(f"argument {self.name} has layout {value.layout}; allowed: strided tensors")
         if self.dtypes and value.dtype not in self.dtypes:
             raise DtypeError(f"argument {self.name} ({self.ctype}*) is {value.dtype}; allowed:{self._of_dtypes()}. Convert it with .to().")
+        for is_lazy, what in ((value.is_conj(), "conj"), (value.is_neg(), "neg")):
+            if is_lazy:
+                raise LayoutError(
+                    f"argument {self.name} is a {what} view: its memory does not hold its values; allowed: tensors whose memory does. "
+                    f"Call .resolve_{what}()."
+                )
         start = value.storage_offset() * value.element_size() if value.device.type == "meta" else value.data_ptr()
         if value.numel() and start % self.alignment:
             raise LayoutError(
@@ -107,7 +114,14 @@ class Parameter:
             limits = np.iinfo(np.dtype(self.scalar))
             if not limits.min <= value <= limits.max:
                 raise RangeError(f"argument {self.name} ({self.ctype}) is {value}; allowed: {limits.min} to {limits.max}")
-        return self.scalar(value)
+        try:
+            with np.errstate(over="ignore"):
+                number = self.scalar(value)
+        except OverflowError:  # an int that no float holds
+            number = self.scalar(math.inf)
+        if np.isinf(number) and value not in (math.inf, -math.inf):
+            raise RangeError(f"argument {self.name} ({self.ctype}) is {value}; allowed: what a {self.ctype} holds, and infinities")
+        return number
 
     def _number(self) -> str:
         return (
@@ -129,20 +143,30 @@ def parse_parameters(source: str, kernel: str) -> tuple[Parameter, ...]:
     ('x', (torch.float32,), 16, True, 'int32')
     """
     text = _COMMENT.sub(" ", source)
-    opened = re.search(rf"__global__\b[^;{{}}]*?\b{re.escape(kernel)}\s*\(", text)
-    if opened is None:
+    declarations = [_listed(text, opened.end()) for opened in re.finditer(rf"__global__\b[^;{{}}]*?\b{re.escape(kernel)}\s*\(", text)]
+    if not declarations:
         kernels = re.findall(r"__global__\b[^;{}]*?\b(?!__launch_bounds__)(\w+)\s*\((?!\s*\d)", text)
         there = f"its kernels are {', '.join(dict.fromkeys(kernels))}" if kernels else "it has none"
         raise CompileError(f"the source has no __global__ function {kernel!r}; {there}")
-    depth, end = 1, opened.end()
-    while depth and end < len(text):
-        depth += {"(": 1, ")": -1}.get(text[end], 0)
-        end += 1
-    declared = text[opened.end() : end - 1].strip()
+    # Names stand in the definition; where a macro hides its brace, in the last declaration.
+    declared = next((listed for listed, is_defined in declarations if is_defined), declarations[-1][0])
     return tuple(_parameter(part.strip(), kernel) for part in declared.split(",")) if declared not in ("", "void") else ()
 
 
+def _listed(text: str, start: int) -> tuple[str, bool]:
+    """What stands between the parenthesis before ``start`` and the one that closes it, and whether a brace comes next."""
+    depth, end = 1, start
+    while depth and end < len(text):
+        depth += {"(": 1, ")": -1}.get(text[end], 0)
+        end += 1
+    return text[start : end - 1].strip(), text[end:].lstrip().startswith("{")
+
+
 def _parameter(text: str, kernel: str) -> Parameter:
+    if "=" in text:
+        raise CompileError(
+            f"kernel {kernel} has a parameter with a default: {text!r}; allowed: none, since every argument is given. Leave it out."
+        )
     found = re.fullmatch(r"(.*?)\b(\w+)\s*(\[\s*\d*\s*\])?", text, re.DOTALL)
     if found is None or not found[1].strip():
         raise CompileError(f"kernel {kernel} has a parameter without a name: {text!r}")
@@ -205,7 +229,16 @@ def _dtypes(base: str, lanes: int) -> tuple[torch.dtype, ...]:
 
 
 _BITS = (
-    *(torch.uint8, torch.int8, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz),
+    *(
+        torch.uint8,
+        torch.int8,
+        torch.bool,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+        torch.float8_e4m3fnuz,
+        torch.float8_e5m2fnuz,
+        torch.float8_e8m0fnu,
+    ),
     *(torch.uint16, torch.int16, torch.float16, torch.bfloat16, torch.uint32, torch.int32, torch.float32),
     *(torch.uint64, torch.int64, torch.float64, torch.complex64),
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -182,7 +183,16 @@ class RawKernel:
         if target is not None:
             figures = GpuFigures(find_target(target))
         else:
-            device = self._device_of(call)
+            try:
+                device = self._device_of(call)
+            except DeviceError:
+                stray = next((tensor.device for tensor in call.tensors if tensor.device.type != "cuda"), None)
+                if stray is None and torch.cuda.is_available():
+                    raise
+                got = "no GPU" if stray is None else f"tensors on {stray}"
+                raise DeviceError(
+                    f'{self.__name__}.explain got {got} and no target. Name the GPU: target="h200" or target="sm_90".'
+                ) from None
             from wideload.measure import bench
             from wideload.measure.roofline import read_device
 
@@ -254,6 +264,8 @@ class RawKernel:
 
     def _device_of(self, call: _Call) -> int:
         placed = [(p.name, value.device) for p, value in zip(self.parameters, call.values, strict=True) if isinstance(value, torch.Tensor)]
+        if not torch.cuda.is_available():
+            raise DeviceError(f"{self.__name__}: a raw kernel needs a GPU, and none is here. To explain it needs none: name a target.")
         if not placed:
             return torch.cuda.current_device()
         first_name, first = placed[0]
@@ -323,9 +335,12 @@ def raw(source: str, name: str, *, grid: Dims | None = None, block: Dims = THREA
 def _dims(what: str, wanted: Dims, arguments: Sequence[Any]) -> Dim3:
     found = wanted(*arguments) if callable(wanted) else wanted
     sizes = tuple(found) if isinstance(found, Sequence) else (found,)
-    if not 1 <= len(sizes) <= 3 or not all(isinstance(size, int) for size in sizes):
-        raise LayoutError(f"{what} is {found!r}; allowed: one to three ints")
-    x, y, z = (*sizes, 1, 1)[:3]
+    try:
+        if not 1 <= len(sizes) <= 3 or any(isinstance(size, bool | np.bool_) for size in sizes):
+            raise TypeError
+        x, y, z = (*map(operator.index, sizes), 1, 1)[:3]
+    except TypeError:
+        raise LayoutError(f"{what} is {found!r}; allowed: one to three ints") from None
     return x, y, z
 
 

@@ -32,6 +32,8 @@ __all__ = [
 
 MAIN_PATH_MARKER = "if (is_full"
 """How generated kernels open the blocks of whole accesses; what threads at an edge do instead stands in their ``else`` blocks."""
+_EDGE_FUNCTION = re.compile(r"\bDEVICE\b[^;{}]*\b(?:load_some|load_within|store_some)\([^;{}]*(?={)")
+"""What threads at an edge call. The line of an inlined call may be lost, so that those of the function alone tell the edge."""
 _BRACE = re.compile("[{}]")
 _ELSE = re.compile(r"\s*else\s*(?={)")
 
@@ -161,21 +163,21 @@ def main_path(cubin: bytes, source: str) -> tuple[Access, ...]:
 
 
 def edge_lines(source: str) -> frozenset[int]:
-    """Return the numbers of the lines that only threads at an edge execute: the ``else`` blocks of the ifs of `MAIN_PATH_MARKER`.
+    """Return the numbers of the lines that only threads at an edge execute.
 
-    What stands elsewhere is the main path, and all of a kernel without such an if. Raises ``CompileError`` where a block is not closed.
+    They are the ``else`` blocks of the ifs of `MAIN_PATH_MARKER`, and the bodies of the prelude's functions for some elements of an
+    access (``store_some`` and such). What stands elsewhere is the main path, and all of a kernel without such an if. Raises
+    ``CompileError`` where a block is not closed.
 
     >>> sorted(edge_lines("if (is_full) {\\n    whole();\\n} else {\\n    part();\\n}\\nrest();"))
     [3, 4, 5]
     """
     text = "\n".join(line.split("//")[0] for line in source.splitlines())
-    edge: set[int] = set()
-    for opened in re.finditer(rf"{re.escape(MAIN_PATH_MARKER)}[^{{]*", text):
-        otherwise = _ELSE.match(text, _block_end(text, opened.end()))
-        if otherwise:
-            first, last = (text.count("\n", 0, at) + 1 for at in (otherwise.end(), _block_end(text, otherwise.end())))
-            edge.update(range(first, last + 1))
-    return frozenset(edge)
+    whole = (opened.end() for opened in re.finditer(rf"{re.escape(MAIN_PATH_MARKER)}[^{{]*", text))
+    otherwise = (_ELSE.match(text, _block_end(text, start)) for start in whole)
+    starts = [found.end() for found in (*otherwise, *_EDGE_FUNCTION.finditer(text)) if found]
+    blocks = ((text.count("\n", 0, at) + 1 for at in (start, _block_end(text, start))) for start in starts)
+    return frozenset(line for first, last in blocks for line in range(first, last + 1))
 
 
 def _width_bits(opcode: str) -> int:

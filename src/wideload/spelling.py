@@ -88,7 +88,8 @@ def find_rival(text: str, subject: Callable[..., Any]) -> Callable[..., Any]:
 def _find_op(name: str) -> Callable[..., Any]:
     if name not in ops.__all__:
         module, _, function = name.rpartition(".")
-        example = f"{module}:{function}" if module else "module:function or path/file.py:function"
+        of_file = {"cu": f"{name}:KERNEL", "py": f"{name}:FUNCTION"}.get(function) if module else None
+        example = of_file or (f"{module}:{function}" if module else "module:function or path/file.py:function")
         raise WideloadError(f"no op of wl.ops is called {name!r}. {_offer(name, ops.__all__)} Any other function is spelt {example}.")
     return getattr(ops, name)  # type: ignore[no-any-return]
 

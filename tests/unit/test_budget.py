@@ -12,6 +12,8 @@ import torch.nn.functional as F
 
 import wideload as wl
 from wideload.analyze.budget import UNITS, count_units, main_instructions, unit_of, unit_rates, unit_time_us
+from wideload.dtypes import DTYPES, dtype_name
+from wideload.plan import ACCESS_BYTES
 from wideload.sass import Instruction, memory_accesses
 
 N = 2**20
@@ -136,6 +138,18 @@ def test_the_budget_and_the_plan_have_the_same_main_path(target: str) -> None:
         assert counted == Counter((a.kind, a.width_bits) for a in kernel.main_accesses)
         if args is realigned:
             assert (counted["load", 128], counted["load", 8]) == (1, 2)
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype.itemsize < ACCESS_BYTES], ids=dtype_name)
+def test_the_main_path_stores_each_byte_once(dtype: torch.dtype) -> None:
+    """Of misaligned rows, in whose narrow stores at the ends the compiler may keep the prelude's line alone."""
+    fused, x = wl.fuse(lambda x: x.clone()), meta(2**20 + 5, dtype=dtype)[1:-4]
+    (kernel,) = fused.explain(x, target="h200").kernels
+    assert kernel.family == "rows"
+    stores = {access.width_bits: access.count for access in kernel.accesses if (access.kind, access.space) == ("store", "global")}
+    assert stores == {128: kernel.elements_per_thread * dtype.itemsize // ACCESS_BYTES}
+    large = meta(2**26 + 5, dtype=dtype)[1:-4]
+    assert "narrow" not in {verdict.limit for verdict in fused.explain(large, target="h200").verdicts}
 
 
 def test_edges_are_counted_where_they_are_no_edges() -> None:

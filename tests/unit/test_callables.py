@@ -27,6 +27,8 @@ def test_every_argument_and_every_result_once() -> None:
     assert explanation.least_time.value == (12 * N + 4) / 4.8e6
     assert [verdict.limit for verdict in explanation.verdicts] == ["memory"]
     assert "kernels unknown" in str(explanation)
+    assert explanation.efficiency is None
+    assert "efficiency" not in str(explanation)
 
 
 def test_a_view_is_not_written() -> None:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import explained
 import wideload as wl
 from spoilt import SOURCES, Spoilt, spoilt_kernels
+from wideload.analyze.explain import Explanation
 from wideload.cli import app
 
 H200_SMS = 132
@@ -46,6 +47,7 @@ def test_a_kernel_that_is_not_spoilt_has_no_limit_but_memory() -> None:
     explanation = SCALE4.explain(meta(4 * N), meta(4 * N), N, target="h200")
     assert [verdict.limit for verdict in explanation.verdicts] == ["memory"]
     assert (explanation.bytes_read.value, explanation.bytes_written.value, explanation.moved.value) == (16 * N, 16 * N, 32 * N)
+    assert explanation.efficiency is not None
     assert explanation.efficiency.value == 1.0
     (kernel,) = explanation.kernels
     assert [(a.kind, a.width_bits, a.count) for a in kernel.accesses] == [("load", 128, 1), ("store", 128, 1)]
@@ -108,6 +110,47 @@ def test_nothing_is_launched() -> None:
     assert [verdict.limit for verdict in explanation.verdicts] == ["empty"]
     assert explanation.minimal.value == 0
 
+    assert explanation.efficiency is None
+    assert "0 kernels, 0 elements" in str(explanation)
+
+
+STARVED = {
+    "no_parameters": ("", "", (), ["empty"]),
+    "nothing_done": ("float* x", "", (meta(256),), ["empty"]),
+    "pointers_in_memory": ("float* const* x", "x[0][threadIdx.x] = 1;", (meta(256, dtype=torch.int64),), ["memory"]),
+    "outside": ("float* x", "x[threadIdx.x + 1000000] = 1;", (meta(256),), ["outside", "empty"]),
+    "endless": ("float* x, int n", "for (;;) { x[threadIdx.x] += 1; if (n == 5) break; }", (meta(256), 4), ["unfinished", "empty"]),
+}
+
+
+@pytest.mark.parametrize("name", STARVED)
+def test_a_kernel_that_moves_nothing_known_is_explained(name: str) -> None:
+    declared, body, arguments, limits = STARVED[name]
+    explanation = wl.raw(f"{HEAD} k({declared}) {{ {body} }}", "k", grid=1).explain(*arguments, target="h200")
+    found = [verdict.limit for verdict in explanation.verdicts]
+    assert set(limits) <= set(found)
+    assert found[0] == limits[0] or limits == ["memory"]
+    assert (explanation.efficiency is None) == ("empty" in found)
+    assert json.loads(explanation.to_json())["minimal"]["value"] == explanation.minimal.value
+    assert Explanation.from_dict(explanation.to_dict()) == explanation
+
+
+def test_what_is_outside_of_every_operand_is_named_first() -> None:
+    forgotten = wl.raw(f"{HEAD} forgotten(const float* x, float* y) {{ {INDEX} y[i] = 2 * x[i]; }}", "forgotten")
+    explanation = forgotten.explain(meta(N - 100), meta(N - 100), target="h200")
+    first, second, *_ = explanation.verdicts
+    assert (first.limit, second.limit) == ("outside", "outside")
+    assert {first.finding, second.finding} == {
+        "Outside of every operand: loads reach at least 400 bytes behind the last byte of x",
+        "Outside of every operand: stores reach at least 400 bytes behind the last byte of y",
+    }
+    assert [v.limit for v in forgotten.explain(meta(N), meta(N), target="h200").verdicts if v.limit == "outside"] == []
+
+
+def test_the_largest_numbers() -> None:
+    whole = wl.raw(f"{HEAD} k(float* y, unsigned long n) {{ y[threadIdx.x] = n; }}", "k")
+    assert whole.explain(meta(256), 2**64 - 1, target="h200").bytes_written.value == 1024
+
 
 def test_every_figure_is_tagged_and_printed() -> None:
     explanation = SCALE4.explain(meta(4 * N), meta(4 * N), N, target="h200")
@@ -118,7 +161,8 @@ def test_every_figure_is_tagged_and_printed() -> None:
     assert explanation.to_markdown().startswith("### scale on H200")
 
 
-def test_the_command_line(tmp_path: Any) -> None:
+def test_the_command_line(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     path = tmp_path / "my.cu"
     path.write_text(SCALE4.source)
     arguments = ["explain", f"{path}:scale", "f32[n]", "f32[n]", "n//4", "--size", "n=2^26", "--grid", "n//1024", "--target", "h200"]
@@ -130,6 +174,8 @@ def test_the_command_line(tmp_path: Any) -> None:
         (["explain", f"{tmp_path}/none.cu:scale", "--target", "h200"], "there is no file"),
         (["explain", "add", "--grid", "7", "--target", "h200"], "--grid is for CUDA kernels"),
         ([*arguments, "--ncu"], "Leave out target"),
+        (["bench", f"{path}:scale", "f32[8]", "f32[8]", "2", "--device", "cpu"], "scale: a raw kernel needs a GPU, and none is here"),
+        (arguments[:-2], 'scale.explain got tensors on meta and no target. Name the GPU: target="h200"'),
     ):
         failed = CliRunner().invoke(app, wrong)
         assert failed.exit_code != 0

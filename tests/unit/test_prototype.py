@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from wideload.dtypes import DTYPES
 from wideload.errors import CompileError, DtypeError, LayoutError, RangeError
 from wideload.prototype import Parameter, parse_parameters
 
@@ -89,6 +91,15 @@ def test_what_is_not_there_is_told_with_what_is() -> None:
         parse("Row row")
     with pytest.raises(CompileError, match=r"without a name: 'int'"):
         parse("int")
+    with pytest.raises(CompileError, match=r"parameter with a default: 'int n = 3'; allowed: none"):
+        parse("float* y, int n = 3")
+
+
+def test_the_definition_counts_where_a_declaration_stands_before_it() -> None:
+    declared, defined = "__global__ void f(float*, int);", "__global__ void __launch_bounds__(128) f(float* x, int n) { }"
+    for source in (declared + defined, defined + declared):
+        assert [parameter.name for parameter in parse_parameters(source, "f")] == ["x", "n"]
+    assert [parameter.name for parameter in parse_parameters("__global__ void f(float* x) BODY", "f")] == ["x"]
 
 
 def test_tensors_are_checked() -> None:
@@ -106,6 +117,18 @@ def test_tensors_are_checked() -> None:
     assert x.check_tensor(ready[1:1]).numel() == 0, "nothing is read of what is empty"
     with pytest.raises(LayoutError, match="allowed: strided"):
         x.check_tensor(ready.to_sparse())
+    (pair,) = parse("const float2* x")
+    z = torch.zeros(8, dtype=torch.complex64)
+    assert pair.check_tensor(z) is z
+    for device in ("cpu", "meta"):
+        with pytest.raises(LayoutError, match=r"argument x is a conj view.*Call .resolve_conj\(\)"):
+            pair.check_tensor(z.to(device).conj())
+        with pytest.raises(LayoutError, match=r"argument x is a neg view.*Call .resolve_neg\(\)"):
+            x.check_tensor(torch.zeros(8, dtype=torch.complex128, device=device).to(torch.complex64).conj().imag)
+    pair.check_tensor(z.conj().resolve_conj())
+    (bits,) = parse("unsigned char* x")
+    for dtype in DTYPES:
+        assert (dtype in bits.dtypes) == (dtype.itemsize == 1)
     (anything,) = parse("void* x")
     assert anything.check_tensor(ready.to(torch.float8_e5m2)).numel() == 8
 
@@ -117,6 +140,9 @@ def test_tensors_are_checked() -> None:
         ("int n", -(2**31) - 1, RangeError),
         ("unsigned n", -1, RangeError),
         ("int n", 1.0, DtypeError),
+        ("float a", 1e300, RangeError),
+        ("float a", -3.5e38, RangeError),
+        ("double a", 10**400, RangeError),
         ("int n", True, DtypeError),
         ("int n", torch.tensor(1), DtypeError),
         ("float a", "1", DtypeError),
@@ -133,5 +159,8 @@ def test_numbers_are_checked(declared: str, value: Any, error: type[Exception]) 
 def test_numbers_come_as_the_kernel_takes_them() -> None:
     n, m, a, b = parse("int n, size_t m, float a, bool b")
     taken = (n.check_number(-(2**31)), m.check_number(2**64 - 1), a.check_number(3), b.check_number(True))
+    largest = 2**128 - 2**104
+    assert [a.check_number(value).item() for value in (math.inf, -math.inf, 3.4028235e38)] == [math.inf, -math.inf, largest]
+    assert math.isnan(a.check_number(math.nan))
     assert [type(value).__name__ for value in taken] == ["int32", "uint64", "float32", "bool"]
     assert [value.item() for value in taken] == [-(2**31), 2**64 - 1, 3.0, True]

@@ -163,7 +163,36 @@ def test_a_number_that_is_not_known() -> None:
 
 def test_a_walk_ends() -> None:
     found = walk("\n#pragma unroll 1\nfor (long long k = 0; k < (1ll << 40); k += n) y[k & 255] = x[i];", 1, grid=1, block=32)
-    assert not found.is_exact
+    assert (found.is_exact, found.is_cut) == (False, True)
+    assert not walk("y[i] = x[i];", 0).is_cut
+
+
+def outside(found: Walk) -> list[tuple[str, int, bool, int]]:
+    return [(o.kind, o.region, o.is_behind, o.nbytes) for o in found.outside]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (f"y[i] = x[i + {SIZE // 4}];", [("load", 0, True, 4 * 25_600)]),
+        (f"y[i + {SIZE // 4}] = x[i];", [("store", 1, True, 4 * 25_600)]),
+        ("y[i - 7] = x[i];", [("store", 1, False, 28)]),
+        ("atomicAdd(y - 1 - i, 1.0f);", [("atomic", 1, False, 4 * 25_600)]),
+        # Aligned words that hold the operand's ends are read to shift what is misaligned; written, they overwrite a neighbour.
+        ("y[i] = ((const double*)(x - 1))[i];", []),
+        ("((double*)(y - 1))[i] = x[i];", [("store", 1, False, 4)]),
+        (f"if (x[i] > 0) y[i + {SIZE // 4}] = 1;", []),  # perhaps of no thread
+        (f"y[(i & 1) * {SIZE // 4} - (1 - (i & 1))] = x[i];", [("store", 1, True, 4), ("store", 1, False, 4)]),
+        ('__shared__ float s[256]; float* p = s + threadIdx.x; asm volatile("st.f32 [%0], 0f00000000;" ::"l"(p)); y[i] = x[i];', []),
+    ],
+)
+def test_accesses_outside_of_every_operand(body: str, expected: list[tuple[str, int, bool, int]]) -> None:
+    assert outside(walk(body, 0)) == expected
+
+
+def test_accesses_outside_are_seen_in_late_turns_of_a_loop() -> None:
+    found = walk("for (int k = i; k < n; k += 25600) y[k] = 0;", 2622 * 25600)
+    assert outside(found) == [("store", 1, True, 4 * 2622 * 25600 - SIZE)]
 
 
 def test_no_such_kernel() -> None:

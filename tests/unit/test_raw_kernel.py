@@ -63,6 +63,7 @@ def test_a_launch_has_the_arguments_as_the_kernel_takes_them(launches: type[Laun
         ({"block": 128}, {}, (8, 1, 1), (128, 1, 1)),
         ({"block": (32, 8)}, {}, (4, 1, 1), (32, 8, 1)),
         ({"grid": 7}, {}, (7, 1, 1), (256, 1, 1)),
+        ({"grid": np.int64(3), "block": (np.int32(32), 2)}, {}, (3, 1, 1), (32, 2, 1)),
         ({"grid": 7}, {"grid": (2, 3), "block": 64}, (2, 3, 1), (64, 1, 1)),
         ({"grid": lambda x, y, a, n: (n, 2), "block": lambda x, y, a, n: 32 if n > 9 else 64}, {}, (1000, 2, 1), (32, 1, 1)),
     ],
@@ -105,6 +106,9 @@ x, y = torch.zeros(1000), torch.zeros(1000)
         ((x, y, 1.0, 9), {"grid": (1, 2**16)}, RangeError, r"grid.y is 65536; allowed: 0 to 65535"),
         ((x, y, 1.0, 9), {"grid": 2**31}, RangeError, r"grid.x is 2147483648"),
         ((x, y, 1.0, 9), {"grid": 1.5}, LayoutError, r"grid is 1.5; allowed: one to three ints"),
+        ((x, y, 1.0, 9), {"grid": True}, LayoutError, r"grid is True; allowed: one to three ints"),
+        ((x, y, 1.0, 9), {"block": (32, np.True_)}, LayoutError, r"allowed: one to three ints"),
+        ((x, x.to(torch.complex64).conj().imag, 1.0, 9), {}, LayoutError, r"argument y is a neg view.*Call .resolve_neg\(\)"),
         ((x, y, 1.0, 9), {"grid": (1, 1, 1, 1)}, LayoutError, r"one to three ints"),
         ((x, y, 1.0, 9), {"block": 1025}, RangeError, r"block is \(1025, 1, 1\); allowed"),
         ((x, y, 1.0, 9), {"block": (64, 32)}, RangeError, r"and 1024 together"),
@@ -131,10 +135,12 @@ def test_what_the_driver_refuses_is_an_error_of_the_call(launches: type[Launches
 
 def test_devices() -> None:
     axpy = wl.raw(SOURCE, "axpy")
-    with pytest.raises(DeviceError, match=r"axpy: argument x is on cpu; allowed: a CUDA device"):
+    refused = "argument x is on cpu; allowed: a CUDA device" if torch.cuda.is_available() else "a raw kernel needs a GPU, and none is here"
+    with pytest.raises(DeviceError, match=f"axpy: {refused}"):
         axpy(x, y, 1.0, 9)
-    with pytest.raises(DeviceError, match=r"no GPU and no target|x is on cpu"):
-        axpy.explain(x, y, 1.0, 9)
+    for device in ("cpu", "meta"):
+        with pytest.raises(DeviceError, match=rf'axpy.explain got tensors on {device} and no target. Name the GPU: target="h200"'):
+            axpy.explain(x.to(device), y.to(device), 1.0, 9)
     with pytest.raises(DeviceError, match="ncu counts on the GPU that is here, not on h200"):
         axpy.explain(x, y, 1.0, 9, target="h200", ncu=True)
 

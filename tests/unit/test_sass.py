@@ -233,6 +233,8 @@ def test_a_block_that_never_closes_is_refused() -> None:
         ("if (is_full) {\nif (x) {\nb\n} else {\nc\n}\n} else {\nd\n}\ne", {7, 8, 9}),
         ("if (is_full) {\nb\n}\nc\nif (is_full || x) {\nb\n} else {\nd\n}", {7, 8, 9}),
         ("if (other) {\nb\n} else {\nc\n}", set()),
+        ("template <class T> DEVICE void store_some(T* p)\n{\nfor (;;) {\nb\n}\n}\nc", {2, 3, 4, 5, 6}),
+        ("DEVICE void store_whole(int* p)\n{\nstore_some(p);\n}\nDEVICE int load_some() {\nb\n}", {5, 6, 7}),
     ],
 )
 def test_the_edge_is_what_stands_behind_whole_accesses(source: str, expected: set[int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -389,3 +390,12 @@ def test_sizes_are_arithmetic() -> None:
     assert evaluate_size("2*3*n^2 + 1Mi", {"n": 5}) == 150 + 2**20
     with pytest.raises(WideloadError, match="'m' is no dtype"):
         evaluate_size("m", {"n": 5})
+
+
+@pytest.mark.parametrize(
+    ("text", "spelt"),
+    [("my.cu", "my.cu:KERNEL"), ("in/my.py", "in/my.py:FUNCTION"), ("torch.add", "torch:add"), ("py", "module:function or")],
+)
+def test_a_file_without_a_name_is_told_how_it_is_spelt(text: str, spelt: str) -> None:
+    with pytest.raises(WideloadError, match=re.escape(f"Any other function is spelt {spelt}")):
+        find_function(text)

@@ -50,12 +50,14 @@ __all__ = [
     "achievable_bandwidth",
     "bytes_figure",
     "count_accesses",
+    "efficiency_figure",
     "explain_call",
     "judge_launches",
     "judge_measured",
     "judge_memory",
     "judge_sectors",
     "judge_tail",
+    "judge_waste",
     "nominal_bandwidth",
     "time_at",
     "wide_share",
@@ -66,7 +68,7 @@ SCHEMA = "wideload.explain/1"
 
 Limit = (
     Literal["launch", "small_grid", "sectors", "uncoalesced", "narrow", "in_flight", "tail", "spills", "unexplained", "memory", "empty"]
-    | Literal["misaligned", "divergent", "bank_conflicts"]
+    | Literal["misaligned", "divergent", "bank_conflicts", "outside", "unfinished"]
     | Unit
 )
 """What can hold a call back; docs/explain.md says what each means."""
@@ -120,8 +122,8 @@ class BuiltKernel:
 class ExplainedOperand:
     """One operand of kernel number ``kernel``.
 
-    ``moved`` are whole sectors; ``warp_sectors`` are those that one access of the first warp touches. ``line_byte`` is where in a line
-    of 128 bytes the operand begins.
+    ``moved`` are whole sectors, ``efficiency`` the share of them that is used, None where none is moved; ``warp_sectors`` are those
+    that one access of the first warp touches. ``line_byte`` is where in a line of 128 bytes the operand begins.
     """
 
     kernel: int
@@ -135,7 +137,7 @@ class ExplainedOperand:
     minimal: Figure
     moved: Figure
     sectors: Figure
-    efficiency: Figure
+    efficiency: Figure | None
     warp_sectors: Figure
     warp_efficiency: Figure
     line_byte: int = 0
@@ -232,7 +234,8 @@ class Explanation:
     bytes_written: Figure
     minimal: Figure
     moved: Figure
-    efficiency: Figure
+    efficiency: Figure | None
+    """Minimal of moved bytes; None where nothing moves, and where what moves is not known."""
     bytes_per_element: Figure
     nominal_bandwidth: Figure | None
     achievable_bandwidth: Figure | None
@@ -270,7 +273,8 @@ class Explanation:
     def _title(self) -> str:
         where = f"{self.gpu} ({self.arch})" if self.gpu else self.arch
         count = len(self.kernels)
-        kernels = f"{count} kernel{'s' * (count != 1)}" if self.kernels or self.eager else "kernels unknown"
+        is_known = self.kernels or self.eager or any(verdict.limit == "empty" for verdict in self.verdicts)
+        kernels = f"{count} kernel{'s' * (count != 1)}" if is_known else "kernels unknown"
         return f"{self.function} on {where}: {kernels}, {self.num_elements:,} elements"
 
     def __str__(self) -> str:
@@ -343,7 +347,7 @@ def explain_call(
         moved=bytes_figure(
             Cover(moved_nbytes, all(cover.is_exact for cover in moved)), f"whole {SECTOR_BYTES}-byte sectors, each once a kernel"
         ),
-        efficiency=computed(minimal.nbytes / moved_nbytes if moved_nbytes else 1.0, "of moved", "minimal bytes / moved bytes"),
+        efficiency=efficiency_figure(minimal.nbytes, moved_nbytes, "minimal bytes / moved bytes"),
         bytes_per_element=computed(minimal.nbytes / num_elements if num_elements else 0.0, "B/element", "minimal bytes / elements"),
         nominal_bandwidth=nominal,
         achievable_bandwidth=achievable,
@@ -407,6 +411,11 @@ def bytes_figure(cover: Cover, source: str) -> Figure:
     return computed(cover.nbytes, "B", source if cover.is_exact else f"{source}; an upper bound: operands overlap in too many pieces")
 
 
+def efficiency_figure(minimal_nbytes: int, moved_nbytes: int, source: str) -> Figure | None:
+    """The share of the moved bytes that is needed; None where nothing moves."""
+    return computed(min(1.0, minimal_nbytes / moved_nbytes), "of moved", source) if moved_nbytes else None
+
+
 def time_at(nbytes: int, bandwidth: Figure | None, kind: Kind, source: str) -> Figure | None:
     """Microseconds for ``nbytes``; None without a bandwidth."""
     return None if bandwidth is None else Figure(nbytes / (bandwidth.value * US_BYTES), "us", kind, source)
@@ -449,7 +458,7 @@ def _explain_operands(kernel: int, plan: KernelPlan, places: Sequence[Place], ou
                 minimal=bytes_figure(minimal, "distinct bytes"),
                 moved=bytes_figure(moved, "distinct sectors x 32"),
                 sectors=computed(moved.nbytes // SECTOR_BYTES, "sectors", "distinct"),
-                efficiency=computed(minimal.nbytes / moved.nbytes if moved.nbytes else 1.0, "of moved", "bytes / bytes of sectors"),
+                efficiency=efficiency_figure(minimal.nbytes, moved.nbytes, "bytes / bytes of sectors"),
                 warp_sectors=computed(request.sectors, "sectors", "one access of the first warp"),
                 warp_efficiency=computed(request.efficiency, "of moved", "bytes / bytes of sectors, of that access"),
                 line_byte=span.address_bytes % LINE_BYTES if span else 0,
@@ -611,7 +620,7 @@ def _judge(explanation: Explanation, read_share: float) -> tuple[Verdict, ...]:
 def judge_launches(explanation: Explanation) -> list[Verdict]:
     """What launching takes beside the memory time."""
     wall = explanation.achievable_time
-    if wall is None:
+    if wall is None or not wall.value:
         return []
     launches = LAUNCH_US * len(explanation.kernels)
     text = f"Bound by the launch: {launches:.1f} us that launching takes beside {wall.value:.2g} us of memory time"
@@ -621,15 +630,25 @@ def judge_launches(explanation: Explanation) -> list[Verdict]:
 
 def judge_sectors(explanation: Explanation) -> list[Verdict]:
     """Sectors that are moved and used in part alone, whoever asks for them."""
-    # The first and the last sector of an operand are no waste of its stride.
-    wasteful = [o for o in explanation.operands if o.moved.value - o.minimal.value > 2 * SECTOR_BYTES and o.efficiency.value < 1]
-    if not wasteful:
+    wasted = judge_waste(explanation)
+    if wasted is None:
         return []
-    worst = min(wasteful, key=lambda operand: operand.efficiency.value)
-    names = ", ".join(dict.fromkeys(f"{o.efficiency.value:.0%} of {o.name}'s are used" for o in wasteful))
-    text = f"Sectors wasted by stride: {explanation.moved.value:,.0f} bytes move for {explanation.minimal.value:,.0f}; {names}"
-    step = f"Make the elements of {worst.name} neighbours in memory, or compute on the whole of it while it is here."
-    return [Verdict("sectors", computed(1 / explanation.efficiency.value, "x", "moved / minimal bytes"), text, step)]
+    worst, effect, found = wasted
+    step = f"Make the elements of {worst} neighbours in memory, or compute on the whole of it while it is here."
+    return [Verdict("sectors", effect, f"Sectors wasted by stride: {found}", step)]
+
+
+def judge_waste(explanation: Explanation) -> tuple[str, Figure, str] | None:
+    """The operand of whose sectors the least is used, what all that waste costs, and its figures in words; None without waste."""
+    # The first and the last sector of an operand are no waste.
+    wasteful = [
+        (o.efficiency.value, o.name) for o in explanation.operands if o.efficiency and o.moved.value - o.minimal.value > 2 * SECTOR_BYTES
+    ]
+    if not wasteful or not explanation.efficiency:
+        return None
+    names = ", ".join(dict.fromkeys(f"{share:.0%} of {name}'s are used" for share, name in wasteful))
+    found = f"{explanation.moved.value:,.0f} bytes move for {explanation.minimal.value:,.0f}; {names}"
+    return min(wasteful)[1], computed(1 / explanation.efficiency.value, "x", "moved / minimal bytes"), found
 
 
 UNIT_ADVICE: dict[Unit, tuple[str, str]] = {
@@ -677,7 +696,7 @@ def _judge_units(explanation: Explanation, kernel: ExplainedKernel, own: Sequenc
 
 def _judge_requests(own: Sequence[ExplainedOperand]) -> list[Verdict]:
     """Accesses of a warp that are scattered where the operand as a whole is not: other warps fetch the same sectors again."""
-    scattered = [o for o in own if o.access == "strided" and o.warp_efficiency.value < o.efficiency.value / WORTH_NAMING]
+    scattered = [o for o in own if o.access == "strided" and o.efficiency and o.warp_efficiency.value < o.efficiency.value / WORTH_NAMING]
     if not scattered:
         return []
     extra = sum(o.minimal.value / o.warp_efficiency.value - o.moved.value for o in scattered)
@@ -764,7 +783,7 @@ def _judge_spills(kernel: ExplainedKernel, own: Sequence[ExplainedOperand]) -> l
 def judge_measured(explanation: Explanation, limits: Sequence[Verdict]) -> list[Verdict]:
     """A measured time that ``limits`` do not account for."""
     measured, wall = explanation.measured_time, explanation.achievable_time
-    if measured is None or wall is None:
+    if measured is None or wall is None or not wall.value:
         return []
     ratio = measured.value / wall.value
     effect = Figure(ratio, "x", "measured", "measured time / achievable time")
@@ -855,7 +874,8 @@ def _operand_row(o: ExplainedOperand) -> _Row:
     warp = f"a warp's access: {_sectors(o)}, {o.warp_efficiency.value:.0%} used"
     strides = "" if is_row_major(o.shape, o.strides) else f" strides {list(o.strides)}"
     name = f"{o.name}, {o.role}: {o.dtype}{list(o.shape)}{strides}"
-    return name, _text(o.minimal), "B", o.minimal.kind, f"{o.efficiency.value:.1%} of its sectors; {o.access}; {warp}"
+    used = f"{o.efficiency.value:.1%} of its sectors; " if o.efficiency else ""
+    return name, _text(o.minimal), "B", o.minimal.kind, f"{used}{o.access}; {warp}"
 
 
 def _sectors(o: ExplainedOperand) -> str:

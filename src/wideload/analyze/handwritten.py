@@ -26,10 +26,12 @@ from wideload.analyze.explain import (
     achievable_bandwidth,
     bytes_figure,
     count_accesses,
+    efficiency_figure,
     judge_launches,
     judge_measured,
     judge_memory,
     judge_tail,
+    judge_waste,
     nominal_bandwidth,
     time_at,
     wide_share,
@@ -37,7 +39,7 @@ from wideload.analyze.explain import (
 from wideload.analyze.figure import Figure, assumed, computed
 from wideload.analyze.inflight import DRAM_LATENCY_NS, bytes_in_flight_per_sm, littles_law_bytes
 from wideload.analyze.occupancy import Occupancy, occupancy
-from wideload.analyze.ptx import Dim3, PtxAccess, Touched, Walk, walk_ptx
+from wideload.analyze.ptx import MAX_STEPS, Dim3, PtxAccess, Touched, Walk, walk_ptx
 from wideload.analyze.sectors import SECTOR_BYTES, WARP_SIZE
 from wideload.dtypes import dtype_name
 from wideload.gpus import bytes_in_flight_target
@@ -144,7 +146,9 @@ def explain_raw(
     num_elements = max((math.prod(o.shape) for o in explained if o.role == "written"), default=0)
     num_elements = 0 if is_empty else num_elements or max((math.prod(o.shape) for o in explained), default=1)
     nominal, achievable = nominal_bandwidth(figures), achievable_bandwidth(figures, read, written)
-    how = "PTX, executed for some blocks" + ("" if walk.is_exact else "; values in memory are unknown")
+    how = "PTX, executed for some blocks" + (
+        f" up to {MAX_STEPS:,} instructions" if walk.is_cut else "" if walk.is_exact else "; values in memory are unknown"
+    )
     kernel, facts = _explain_kernel(
         name, source, figures, built, walk, operands, grid, block, shared_bytes, num_elements, read / minimal if minimal else 0.0
     )
@@ -157,7 +161,7 @@ def explain_raw(
         bytes_written=computed(written, "B", how),
         minimal=computed(minimal, "B", "read and written"),
         moved=computed(moved, "B", f"whole {SECTOR_BYTES}-byte sectors, each once a block, and no more than there are"),
-        efficiency=computed(minimal / moved if moved else 1.0, "of moved", "minimal bytes / moved bytes"),
+        efficiency=efficiency_figure(minimal, moved, "minimal bytes / moved bytes"),
         bytes_per_element=computed(minimal / num_elements if num_elements else 0.0, "B/element", "minimal bytes / elements"),
         nominal_bandwidth=nominal,
         achievable_bandwidth=achievable,
@@ -176,7 +180,7 @@ def explain_raw(
     )
     if is_empty:
         nothing = computed(1.0, "x", "no kernel runs")
-        return replace(explanation, verdicts=(Verdict("empty", nothing, "Nothing is launched: the grid has no blocks", "Nothing to do."),))
+        return replace(explanation, verdicts=(Verdict("empty", nothing, "Nothing is launched: the grid has no blocks", _NO_STEP),))
     if any(operand.address_bytes % _ACCESS_BYTES for operand in operands):
         moved_operands = [o and replace(o, address_bytes=-(-o.address_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES) for o in arguments]
         facts = replace(facts, aligned=walk_kernel(built.ptx, name, grid, block, moved_operands, numbers))
@@ -229,7 +233,7 @@ def _explain_operand(
         minimal=bytes_figure(minimal, how),
         moved=bytes_figure(moved, "their sectors x 32, no more than there are"),
         sectors=computed(sectors, "sectors", "of all warps' requests, each request's by itself"),
-        efficiency=computed(min(1.0, minimal.nbytes / moved.nbytes) if moved.nbytes else 1.0, "of moved", "bytes / bytes of sectors"),
+        efficiency=efficiency_figure(minimal.nbytes, moved.nbytes, "bytes / bytes of sectors"),
         warp_sectors=computed(sectors / requests if requests else 0.0, "sectors", "a request of a warp, the mean of all"),
         warp_efficiency=computed(
             min(1.0, ideal / sectors) if sectors else 1.0, "of moved", "sectors that the bytes fill / sectors, of the requests"
@@ -358,7 +362,42 @@ def _judge(explanation: Explanation, kernel: ExplainedKernel, facts: _Facts) -> 
         *judge_tail(kernel, "Give each block less to do, so that there are more waves, or as many blocks as fit whole waves."),
     ]
     limits = sorted((verdict for verdict in found if verdict.effect.value >= WORTH_NAMING), key=lambda v: -v.effect.value)
-    return (*limits, *judge_measured(explanation, limits), judge_memory(explanation, bool(limits)))
+    behind = judge_memory(explanation, bool(limits)) if explanation.moved.value else _judge_nothing(facts.walk)
+    return (*_judge_outside(facts), *_judge_unfinished(facts.walk), *limits, *judge_measured(explanation, limits), behind)
+
+
+def _judge_nothing(walk: Walk) -> Verdict:
+    """Instead of the memory's verdict, where none moves."""
+    is_unknown = any(access.space == "global" for access in walk.accesses)
+    text = "No byte of an operand moves" + (", as far as is known: addresses are values in memory, or outside of all" if is_unknown else "")
+    return Verdict("empty", computed(1.0, "x", "nothing moves"), text, "Pass what the kernel moves as tensors." if is_unknown else _NO_STEP)
+
+
+_NO_STEP = "Nothing to do."
+
+
+def _judge_outside(facts: _Facts) -> list[Verdict]:
+    """Accesses that are in no operand: each kind, each operand and each side of it once."""
+    effect = computed(1.0, "x", "no matter of time: results are wrong, or the GPU stops")
+    step = "Guard the index by the number of elements (if (i < n)), launch fewer blocks, or pass all of the memory that is used."
+    return [
+        Verdict(
+            "outside",
+            effect,
+            f"Outside of every operand: {outside.kind}s reach at least {outside.nbytes:,} bytes "
+            f"{'behind the last' if outside.is_behind else 'before the first'} byte of {facts.operands[outside.region].name}",
+            step,
+        )
+        for outside in sorted(facts.walk.outside, key=lambda outside: -outside.nbytes)
+    ]
+
+
+def _judge_unfinished(walk: Walk) -> list[Verdict]:
+    if not walk.is_cut:
+        return []
+    text = f"Not walked to its end: the blocks that are executed here were stopped after {MAX_STEPS:,} instructions; what follows is theirs"
+    step = "Explain a call whose loops take fewer turns; if none ends, see that every loop does."
+    return [Verdict("unfinished", computed(1.0, "x", "not known"), text, step)]
 
 
 def _sectors(walk: Walk, region: int) -> float:
@@ -367,15 +406,12 @@ def _sectors(walk: Walk, region: int) -> float:
 
 def _judge_sectors(explanation: Explanation) -> list[Verdict]:
     """Sectors of which the kernel as a whole uses a part: strides, fields of structs, scattered elements."""
-    # The first and the last sector of an operand are no waste.
-    wasteful = [o for o in explanation.operands if o.moved.value - o.minimal.value > 2 * SECTOR_BYTES and o.efficiency.value < 1]
-    if not wasteful:
+    wasted = judge_waste(explanation)
+    if wasted is None:
         return []
-    worst = min(wasteful, key=lambda operand: operand.efficiency.value)
-    names = ", ".join(f"{o.efficiency.value:.0%} of {o.name}'s are used" for o in wasteful)
-    text = f"Sectors wasted: {explanation.moved.value:,.0f} bytes move for {explanation.minimal.value:,.0f}; {names}"
-    step = f"Make what is used of {worst.name} neighbours in memory: an array a field, a copy without the stride, sorted indices."
-    return [Verdict("sectors", computed(1 / explanation.efficiency.value, "x", "moved / minimal bytes"), text, step)]
+    worst, effect, found = wasted
+    step = f"Make what is used of {worst} neighbours in memory: an array a field, a copy without the stride, sorted indices."
+    return [Verdict("sectors", effect, f"Sectors wasted: {found}", step)]
 
 
 def _judge_requests(explanation: Explanation, facts: _Facts) -> list[Verdict]:
@@ -399,7 +435,9 @@ def _judge_requests(explanation: Explanation, facts: _Facts) -> list[Verdict]:
     scattered = [
         operand
         for operand in explanation.operands
-        if by_name[operand.name] not in shifted.values() and operand.warp_efficiency.value < operand.efficiency.value / WORTH_NAMING
+        if by_name[operand.name] not in shifted.values()
+        and operand.efficiency
+        and operand.warp_efficiency.value < operand.efficiency.value / WORTH_NAMING
     ]
     if scattered and moved:
         extra = sum(operand.sectors.value * SECTOR_BYTES * (1 - operand.warp_efficiency.value) for operand in scattered)

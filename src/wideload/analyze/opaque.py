@@ -37,7 +37,7 @@ def explain_opaque(
         bytes_written=assumed(nbytes_written, "B", "the memory of every result, once"),
         minimal=assumed(nbytes, "B", "read and written"),
         moved=assumed(nbytes, "B", "the same: what its kernels move is not known"),
-        efficiency=assumed(1.0, "of moved", "not known"),
+        efficiency=None,
         bytes_per_element=assumed(nbytes / num_elements if num_elements else 0.0, "B/element", "minimal bytes / elements"),
         nominal_bandwidth=nominal,
         achievable_bandwidth=achievable,

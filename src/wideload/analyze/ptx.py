@@ -18,8 +18,9 @@ from wideload.analyze.budget import UNITS, Unit
 from wideload.analyze.sectors import SECTOR_BYTES, WARP_SIZE
 from wideload.errors import CompileError
 
-__all__ = ["Dim3", "PtxAccess", "Touched", "Walk", "walk_ptx"]
+__all__ = ["MAX_STEPS", "Dim3", "Outside", "PtxAccess", "Touched", "Walk", "walk_ptx"]
 
+Kind = Literal["load", "store", "atomic"]
 Space = Literal["global", "shared"]
 Dim3 = tuple[int, int, int]
 
@@ -33,6 +34,8 @@ _NUM_BANKS, _BANK_BYTES = 32, 4
 """Of shared memory, on every architecture since Kepler (CUDA C++ Programming Guide)."""
 _SHARED_BASE = 1 << 40
 """Where shared variables stand in the walk: no parameter points there."""
+_SHARED_END = _SHARED_BASE + (1 << 20)
+"""Behind what any SM has of it."""
 
 _Values = npt.NDArray[np.int64]
 _Mask = npt.NDArray[np.bool_]
@@ -47,7 +50,7 @@ class PtxAccess:
     shared memory. ``is_known`` is False where addresses hang on values in memory: each lane counts as a sector of its own then.
     """
 
-    kind: Literal["load", "store", "atomic"]
+    kind: Kind
     space: Space
     width_bytes: int
     region: int | None
@@ -70,6 +73,19 @@ class Touched:
 
 
 @dataclass(frozen=True, slots=True)
+class Outside:
+    """Accesses of global memory that are in no region: loads of which no byte is in one, stores and atomics of which some byte is not.
+
+    ``region`` is the one nearest, and ``nbytes`` how far they reach behind its last byte, or before its first.
+    """
+
+    kind: Kind
+    region: int
+    is_behind: bool
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Walk:
     """What a launch does. ``units`` are instructions of a warp's 32 lanes, active or not, for each thread of the grid."""
 
@@ -83,6 +99,10 @@ class Walk:
     has_loops: bool
     is_exact: bool
     """Whether every branch and address was known, and the walk came to its end."""
+    is_cut: bool = False
+    """Whether it ended after `MAX_STEPS`, before the kernel did."""
+    outside: tuple[Outside, ...] = ()
+    """Of addresses that are known, where no value in memory decides whether they are touched."""
 
 
 @dataclass(slots=True)
@@ -99,7 +119,7 @@ class _Instruction:
 class _Tally:
     """Of one memory instruction, by block of the sample."""
 
-    kind: Literal["load", "store", "atomic"]
+    kind: Kind
     space: Space
     width: int
     requests: _Values
@@ -231,6 +251,11 @@ def _integer_type(suffixes: Sequence[str]) -> tuple[bool, int] | None:
     return None
 
 
+def _as_int64(number: int) -> int:
+    """The number of the same 64 bits that registers are kept as."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
 def _wrapped(value: _Values, is_signed: bool, bits: int) -> _Values:
     if bits >= 64:
         return value
@@ -353,13 +378,18 @@ class _Machine:
         self.full = full
         self.parameters: dict[str, _Values | None] = {}
         for name, argument in zip(program.parameters, arguments, strict=True):
-            self.parameters[name] = None if argument is None or isinstance(argument, float) else full * int(argument)
+            self.parameters[name] = None if argument is None or isinstance(argument, float) else full * _as_int64(int(argument))
         self.tallies: dict[int, _Tally] = {}
         self.origins: dict[str, int] = {}
         """The region into which a register of unknown value points."""
         self.executed = np.zeros(len(program.instructions), dtype=np.int64)
         self.warp_executed = np.zeros(len(program.instructions), dtype=np.int64)
         self.is_exact = True
+        self.is_certain = True
+        """Whether all that was executed so far is executed whatever values in memory are."""
+        self.is_cut = False
+        self.starts, self.ends = np.array(regions, dtype=np.int64).reshape(-1, 2).T
+        self.outside: dict[tuple[Kind, int, bool], int] = {}
 
     def run(self) -> Walk:
         instructions = self.program.instructions
@@ -369,7 +399,7 @@ class _Machine:
         while (at := int(pc.min())) < end:
             steps += 1
             if steps > MAX_STEPS:
-                self.is_exact = False
+                self.is_exact, self.is_cut = False, True
                 break
             active = pc == at
             instruction = instructions[at]
@@ -394,6 +424,7 @@ class _Machine:
         value = self.registers.get(instruction.predicate)
         if value is None:
             self.is_exact = False
+            self.is_certain = self.is_certain and instruction.operation == "bra"
             return active, False
         return active & ((value == 0) if instruction.negated else (value != 0)), True
 
@@ -404,6 +435,7 @@ class _Machine:
             taken = any(other.operation == "bra" and other.target in skipped and other.target < position
                         for position, other in zip(skipped, inner, strict=True))  # fmt: skip
             chosen = active if taken else np.zeros_like(active)
+            self.is_certain = self.is_certain and taken
         pc[chosen] = instruction.target
         pc[active & ~chosen] = at + 1
 
@@ -414,7 +446,7 @@ class _Machine:
             return self.registers[operand]
         if re.fullmatch(r"-?(?:0x[0-9a-fA-F]+|\d+)U?", operand):
             number = int(operand.rstrip("U"), 0)
-            return self.full * (number - (1 << 64) if number >= 1 << 63 else number)
+            return self.full * _as_int64(number)
         if operand in self.program.shared:
             return self.full * self.program.shared[operand]
         return None
@@ -580,7 +612,7 @@ class _Machine:
         if instruction.operation == "cp" and ("async" not in suffixes or "bulk" in suffixes or len(operands) < 3):
             self.is_exact = False
             return
-        kind: Literal["load", "store", "atomic"] = "atomic"
+        kind: Kind = "atomic"
         if instruction.operation == "cp":
             place, width, kind, space = operands[1], int(operands[2]), "load", "global"
         else:
@@ -624,6 +656,8 @@ class _Machine:
 
     def _tally(self, tally: _Tally, address: _Values | None, chosen: _Mask) -> None:
         width = tally.width
+        if tally.space == "global" and address is not None:
+            self._note_outside(tally, address[chosen])
         lanes_of = chosen.reshape(-1, WARP_SIZE).sum(axis=1)
         tally.requests += self._by_block(lanes_of > 0)
         tally.num_turns += 1
@@ -650,6 +684,24 @@ class _Machine:
         lanes_apart = np.bincount(distinct[0], minlength=self.num_warps)
         tally.ideal += self._by_block(-(-lanes_apart * width // SECTOR_BYTES))
         tally.touched.append((self.block_index[chosen], at_address))
+
+    def _note_outside(self, tally: _Tally, address: _Values) -> None:
+        if not self.is_certain or not len(self.starts):
+            return
+        first, last = int(address.min()), int(address.max()) + tally.width
+        if ((self.starts <= first) & (last <= self.ends)).any():
+            return
+        address = address[(address < _SHARED_BASE) | (address >= _SHARED_END)]  # a generic address of shared memory
+        before, behind = self.starts - address[:, None], address[:, None] + tally.width - self.ends
+        beyond = np.maximum(before, behind)
+        is_outside = (beyond >= tally.width if tally.kind == "load" else beyond > 0).all(axis=1)
+        nearest = beyond.argmin(axis=1)
+        for region in np.unique(nearest[is_outside]).tolist():
+            for is_behind, reach in ((True, behind), (False, before)):
+                farthest = int(reach[is_outside & (nearest == region), region].max())
+                key = tally.kind, region, is_behind
+                if farthest > 0:
+                    self.outside[key] = max(self.outside.get(key, 0), farthest)
 
     def _by_block(self, by_warp: npt.NDArray[Any]) -> _Values:
         summed: _Values = by_warp.reshape(len(self.blocks), -1).sum(axis=1, dtype=np.int64)
@@ -704,6 +756,8 @@ class _Machine:
             lane_share=lanes_active / lanes_issued if lanes_issued else 1.0,
             has_loops=bool((self.executed > threads).any()),
             is_exact=self.is_exact,
+            is_cut=self.is_cut,
+            outside=tuple(Outside(*key, nbytes) for key, nbytes in self.outside.items()),
         )
 
     def _access_of(self, at: int, tally: _Tally, threads: int) -> PtxAccess:
