@@ -363,8 +363,9 @@ def report(
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The page.", metavar="FILE")] = Path("report.html"),
     pictures: Annotated[
-        Path | None, typer.Option(help="Write each picture there too, as PNG and SVG; made if it is not there.", metavar="FOLDER")
+        Path | None, typer.Option(help="Write each picture there too, as SVG; made if it is not there.", metavar="FOLDER")
     ] = None,
+    as_png: Annotated[bool, typer.Option("--png", help="Write the pictures as PNG too.")] = False,
 ) -> None:
     """Make one page of HTML from results: tables, pictures and verdicts, with nothing to load from elsewhere.
 
@@ -375,16 +376,16 @@ def report(
     wideload report bench.json explain.json roofline.json --output report.html
 
     Pictures: the roofline with the explained calls on it, bandwidth against size for a sweep, samples of each contender, and which sectors
-    a warp touches of each operand. Needs pip install 'wideload\\[plots]'. Exits with 1 if a file cannot be read.
+    a warp touches of each operand. Needs pip install 'wideload\\[plots]'. Exits with 1 if a file cannot be read, shown or written.
     """
     if not output.absolute().parent.is_dir():
         raise typer.BadParameter(f"--output {output}: there is no such folder")
+    if as_png and pictures is None:
+        raise typer.BadParameter("--png needs --pictures FOLDER, where to write them")
     sections = reports.build_sections((path.name, reports.read_record(path)) for path in results)
     with _err.status("drawing"):
-        page = reports.build_page(sections)
-        output.write_text(page, encoding="utf-8")
-        drawn = [] if pictures is None else reports.write_pictures(sections, pictures)
-    for path in (output, *drawn):
+        written = reports.write_report(sections, output, pictures, with_png=as_png, inputs=results)
+    for path in written:
         typer.echo(f"{path}: {path.stat().st_size / 1e3:.0f} kB")
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata, resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from wideload.analyze.explain import SCHEMA as EXPLAIN_SCHEMA
 from wideload.analyze.explain import Explanation
@@ -42,9 +43,10 @@ from wideload.pictures import (
 )
 
 if TYPE_CHECKING:
+    from jinja2 import Template
     from matplotlib.figure import Figure as Canvas
 
-__all__ = ["Cell", "Column", "Picture", "Record", "Section", "Table", "build_page", "build_sections", "read_record", "write_pictures"]
+__all__ = ["Cell", "Column", "Picture", "Record", "Section", "Table", "build_page", "build_sections", "read_record", "write_report"]
 
 Record = BenchResult | Sweep | Explanation | Roofline
 
@@ -82,6 +84,17 @@ def read_record(path: Path) -> Record:
         raise WideloadError(f"{path} is damaged: {error}") from None
     except (LookupError, TypeError, AttributeError) as error:
         raise WideloadError(f"{path} is damaged ({type(error).__name__}: {error})") from None
+
+
+@contextmanager
+def _naming(source: str) -> Iterator[None]:
+    """What a record that was read cannot be shown for is an error that names its file."""
+    try:
+        yield
+    except WideloadError as error:
+        raise WideloadError(f"{source} cannot be shown: {error}") from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise WideloadError(f"{source} cannot be shown: it is damaged ({type(error).__name__}: {error})") from error
 
 
 # ---- what a page consists of
@@ -128,6 +141,17 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True)
+class Image:
+    """A picture that was drawn: as SVG for light and for dark pages, as PNG where that is wanted, and its size in CSS pixels."""
+
+    light: bytes
+    dark: bytes
+    png: bytes | None
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
 class Section:
     """One file, or what follows from several."""
 
@@ -145,6 +169,56 @@ def build_page(sections: Sequence[Section]) -> str:
 
     Raises ``WideloadError`` without sections, and where Jinja or matplotlib are not installed.
     """
+    template = _load_template(sections)
+    return _fill(template, sections, _draw_images(sections, with_png=False))
+
+
+def write_report(
+    sections: Sequence[Section], page: Path, folder: Path | None = None, *, with_png: bool = False, inputs: Iterable[Path] = ()
+) -> list[Path]:
+    """Write the page and, into a folder, each picture as SVG and, if wanted, as PNG; return the paths.
+
+    The folder is made where it is not there. Raises ``WideloadError`` as `build_page` does and where a path cannot be written to, as it is
+    a folder, one of ``inputs`` or another path to write to: then nothing is written.
+    """
+    pictures: dict[Path, tuple[tuple[str, str], bool]] = {}
+    if folder is not None:
+        for key in ((section.anchor, picture.name) for section in sections for picture in section.pictures):
+            pictures |= {folder / f"{'-'.join(key)}.{kind}": (key, kind == "png") for kind in (("png", "svg") if with_png else ("svg",))}
+    paths = [page, *pictures]
+    try:
+        _check_paths(paths, folder, inputs)
+        template = _load_template(sections)
+        images = _draw_images(sections, with_png=with_png)
+        text = _fill(template, sections, images)
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        page.write_text(text, encoding="utf-8")
+        for path, (key, is_png) in pictures.items():
+            path.write_bytes((images[key].png if is_png else None) or images[key].light)
+    except OSError as error:
+        raise WideloadError(f"{error.filename or page} cannot be written: {error.strerror}") from None
+    return paths
+
+
+def _check_paths(paths: Sequence[Path], folder: Path | None, inputs: Iterable[Path]) -> None:
+    inputs = tuple(inputs)
+    for path in paths:
+        if path.is_dir():
+            raise WideloadError(f"{path} cannot be written: it is a folder. Name a file.")
+        if any(path.exists() and path.samefile(given) for given in inputs):
+            raise WideloadError(f"{path} cannot be written: it is one of the files to read. Name another.")
+    if folder is None:
+        return
+    page, *pictures = (path.resolve() for path in paths)
+    if page in (folder.resolve(), *folder.resolve().parents, *pictures):
+        raise WideloadError(f"{paths[0]} cannot be both the page and where pictures go. Name another.")
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise WideloadError(f"{folder} cannot be a folder of pictures: {there} is a file. Name another.")
+
+
+def _load_template(sections: Sequence[Section]) -> Template:
     try:
         import jinja2
     except ImportError as error:
@@ -152,23 +226,12 @@ def build_page(sections: Sequence[Section]) -> str:
     if not sections:
         raise WideloadError("there is nothing to report: name at least one file of results")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string((resources.files("wideload") / "report.html.j2").read_text(encoding="utf-8"))
-    drawn = {(section.anchor, picture.name): _embed(picture) for section in sections for picture in section.pictures}
-    return template.render(sections=sections, drawn=drawn, version=metadata.version("wideload"), tags=TAGS)
+    environment.filters["data_uri"] = lambda svg: f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
+    return environment.from_string((resources.files("wideload") / "report.html.j2").read_text(encoding="utf-8"))
 
 
-def write_pictures(sections: Iterable[Section], folder: Path) -> list[Path]:
-    """Write each picture as PNG and SVG into a folder, which is made where it is not there, and return the paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    kinds: tuple[Literal["png", "svg"], ...] = ("png", "svg")
-    paths = []
-    for section in sections:
-        for picture in section.pictures:
-            for kind in kinds:
-                path = folder / f"{section.anchor}-{picture.name}.{kind}"
-                path.write_bytes(render(picture.draw(LIGHT), kind))
-                paths.append(path)
-    return paths
+def _fill(template: Template, sections: Sequence[Section], images: Mapping[tuple[str, str], Image]) -> str:
+    return template.render(sections=sections, drawn=images, version=metadata.version("wideload"), tags=TAGS)
 
 
 TAGS: Mapping[Kind, str] = {
@@ -179,12 +242,21 @@ TAGS: Mapping[Kind, str] = {
 """What the tags of figures mean."""
 
 
-def _embed(picture: Picture) -> dict[str, Any]:
-    """The picture for light and for dark pages as data URIs, and its size in CSS pixels."""
-    canvases = {name: picture.draw(style) for name, style in (("light", LIGHT), ("dark", DARK))}
-    width, height = (round(inches * _CSS_PIXELS_PER_INCH) for inches in canvases["light"].get_size_inches())
-    uris = {name: f"data:image/svg+xml;base64,{base64.b64encode(render(canvas, 'svg')).decode()}" for name, canvas in canvases.items()}
-    return {**uris, "width": width, "height": height}
+def _draw_images(sections: Iterable[Section], *, with_png: bool) -> dict[tuple[str, str], Image]:
+    """By the anchor of the section and the name of the picture."""
+    images = {}
+    for section in sections:
+        with _naming(section.source):
+            for picture in section.pictures:
+                images[section.anchor, picture.name] = _draw_image(picture, with_png)
+    return images
+
+
+def _draw_image(picture: Picture, with_png: bool) -> Image:
+    canvas = picture.draw(LIGHT)
+    width, height = (round(inches * _CSS_PIXELS_PER_INCH) for inches in canvas.get_size_inches())
+    light, png = render(canvas, "svg"), render(canvas, "png") if with_png else None
+    return Image(light, render(picture.draw(DARK), "svg"), png, width, height)
 
 
 # ---- sections
@@ -197,29 +269,49 @@ def build_sections(records: Iterable[tuple[str, Record]]) -> tuple[Section, ...]
     """
     records = tuple(records)
     roofs = [record for _, record in records if isinstance(record, Roofline)]
-    explanations = [(source, record) for source, record in records if isinstance(record, Explanation)]
+    calls = []
+    for source, record in records:
+        if isinstance(record, Explanation):
+            with _naming(source):
+                calls.append(_Call(source, record, mark_call(record)))
     sections = []
     for number, (source, record) in enumerate(records, start=1):
-        anchor = f"s{number}"
-        match record:
-            case BenchResult():
-                sections.append(_bench_section(anchor, source, record))
-            case Sweep():
-                uuids = {roof.uuid: roof for roof in roofs}
-                sections.append(_sweep_section(anchor, source, record, uuids.get(record.points[0].result.environment.gpu_uuid or "")))
-            case Explanation():
-                sections.append(_explain_section(anchor, source, record))
-            case Roofline():
-                own = [explanation for _, explanation in explanations if _is_of(explanation, record)]
-                sections.append(_roof_section(anchor, source, record, own))
-    shared: dict[str, list[tuple[str, Explanation]]] = {}
-    for source, explanation in explanations:
+        with _naming(source):
+            sections.append(_record_section(f"s{number}", source, record, roofs, calls))
+    shared: dict[str, list[_Call]] = {}
+    for call in calls:
+        explanation = call.explanation
         if explanation.nominal_bandwidth and explanation.gpu and not any(_is_of(explanation, roof) for roof in roofs):
-            shared.setdefault(explanation.gpu, []).append((source, explanation))
+            shared.setdefault(explanation.gpu, []).append(call)
     for number, group in enumerate(shared.values(), start=1):
-        sources = ", ".join(source for source, _ in group)
-        sections.append(_roof_section(f"r{number}", sources, assume_roof(group[0][1]), [explanation for _, explanation in group]))
+        with _naming(group[0].source):
+            roof = assume_roof(group[0].explanation)
+        sources = ", ".join(call.source for call in group)
+        with _naming(sources):
+            sections.append(_roof_section(f"r{number}", sources, roof, [call.marks for call in group]))
     return tuple(sections)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """An explained call, from where, and its marks on a roofline."""
+
+    source: str
+    explanation: Explanation
+    marks: tuple[Mark, ...]
+
+
+def _record_section(anchor: str, source: str, record: Record, roofs: Sequence[Roofline], calls: Sequence[_Call]) -> Section:
+    match record:
+        case BenchResult():
+            return _bench_section(anchor, source, record)
+        case Sweep():
+            uuids = {roof.uuid: roof for roof in roofs}
+            return _sweep_section(anchor, source, record, uuids.get(record.points[0].result.environment.gpu_uuid or ""))
+        case Explanation():
+            return _explain_section(anchor, source, record)
+        case Roofline():
+            return _roof_section(anchor, source, record, [call.marks for call in calls if _is_of(call.explanation, record)])
 
 
 def _is_of(explanation: Explanation, roof: Roofline) -> bool:
@@ -397,8 +489,7 @@ def _draw_access(pattern: Pattern, title: str, style: Style) -> Canvas:
     return draw_access(pattern, title, style=style)
 
 
-def _roof_section(anchor: str, source: str, roof: Roofline, explanations: Sequence[Explanation]) -> Section:
-    calls = [mark_call(explanation) for explanation in explanations]
+def _roof_section(anchor: str, source: str, roof: Roofline, calls: Sequence[Sequence[Mark]]) -> Section:
     marks = [mark for call in calls for mark in call]
     figures = {name.strip(): (",.0f" if figure.value >= 1000 else ".3g", figure) for name, figure in roof.figures.items()}
     tables = [_figure_table("Roof", figures)]

@@ -10,14 +10,16 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from matplotlib.patches import StepPatch
 from matplotlib.text import Text
 
 from tests.results import NOMINAL_GBPS, bench_result, contender, explanation, roofline, sweep
+from wideload.analyze.figure import Figure
 from wideload.analyze.pattern import Pattern, operand_pattern, strided_pattern
 from wideload.errors import WideloadError
 from wideload.measure.labels import Label
 from wideload.measure.statistics import summarize
-from wideload.pictures import DARK, LIGHT, Style, assume_roof, draw_access, draw_roof, draw_samples, draw_sweep, mark_call, render
+from wideload.pictures import DARK, LIGHT, Mark, Style, assume_roof, draw_access, draw_roof, draw_samples, draw_sweep, mark_call, render
 from wideload.pictures.access import Piece, find_pieces
 from wideload.pictures.bandwidth import find_curves
 from wideload.pictures.samples import sort_samples
@@ -98,6 +100,44 @@ def test_each_call_has_a_colour_of_its_own_and_each_unit_a_marker() -> None:
     assert drawn == [(marker, LIGHT.colour(call)) for call in (1, 2) for marker in ("o", "^")]
 
 
+def many_calls(num_calls: int) -> list[list[Mark]]:
+    """Two marks each, on a roof of 3.5 TB/s, from 0.15 operations a byte on and close to each other."""
+    units = {"fp32": 1.0, "special functions": 0.5}
+
+    def mark(number: int, unit: str, factor: float) -> Mark:
+        intensity = factor * 0.3 * 1.1**number
+        return Mark(
+            f"operation_{number}", unit, Figure(intensity, "op/B", "computed", ""), Figure(3.5e12 * intensity, "op/s", "assumed", "")
+        )
+
+    return [[mark(number, unit, factor) for unit, factor in units.items()] for number in range(1, num_calls + 1)]
+
+
+@pytest.mark.parametrize("num_calls", [1, 3, 11, 25])
+def test_a_long_legend_takes_nothing_from_the_plot(num_calls: int) -> None:
+    canvas = draw_roof(roofline(), many_calls(num_calls))
+    canvas.draw_without_rendering()
+    (axes,) = canvas.axes
+    assert axes.get_window_extent().height / canvas.dpi > 3
+    (legend,) = canvas.legends
+    assert len(legend.get_texts()) == 2 + 2 * num_calls
+    assert legend.get_window_extent().width <= canvas.bbox.width
+
+
+def test_where_colours_repeat_the_marks_have_numbers() -> None:
+    few, many = (draw_roof(roofline(), many_calls(num_calls)) for num_calls in (5, 6))
+    assert len({LIGHT.colour(number) for number in range(6)}) == 6  # of the ceilings, and of five calls
+    assert [text for text in texts(few) if text.isdecimal()] == []
+    assert sorted(text for text in texts(many) if text.isdecimal()) == sorted("123456" * 2)
+    assert "6 operation_6, fp32: 0.531 op/B (assumed)" in texts(many)  # 0.3 x 1.1^6
+
+
+def test_legends_have_the_columns_that_fit() -> None:
+    wide = [[dataclasses.replace(mark, name="W" * 30) for mark in call] for call in many_calls(2)]
+    heights = [draw_roof(roofline(), calls).get_figheight() for calls in (many_calls(2), wide)]
+    assert heights[1] - heights[0] == pytest.approx(3 * 1.7 * 8 / 72)  # 6 entries in one column, not in two
+
+
 # ---- bandwidth
 
 
@@ -150,9 +190,39 @@ def test_each_contender_has_its_histogram() -> None:
     result = bench_result(contender("fused", [1.0, 2.0, 3.0]), contender("eager", [5.0, 6.0, 7.0]))
     canvas = draw_samples(result)
     assert [axes.get_title(loc="left") for axes in canvas.axes] == ["fused", "eager"]
-    assert [axes.get_title(loc="right") for axes in canvas.axes] == ["median 2 us of 3", "median 6 us of 3"]
+    assert [axes.get_title(loc="right") for axes in canvas.axes] == ["median 2 us of 3 samples", "median 6 us of 3 samples"]
     with pytest.raises(WideloadError, match="nothing was timed"):
         draw_samples(bench_result(dataclasses.replace(result.subject, time_us=None)))
+
+
+@pytest.mark.parametrize(
+    ("longest_us", "scale", "unit", "median"),
+    [(568_000.0, "log", "ms", "568 ms"), (60_000.0, "linear", "ms", "60 ms")],
+)
+def test_contenders_share_an_axis_of_time(longest_us: float, scale: str, unit: str, median: str) -> None:
+    result = bench_result(contender("fused", [53_000.0] * 9), contender("eager", [longest_us] * 9))
+    canvas = draw_samples(result)
+    canvas.draw_without_rendering()
+    first, last = canvas.axes
+    assert first.get_xlim() == last.get_xlim()
+    assert (last.get_xscale(), last.get_xlabel()) == (scale, f"time of a call, {unit} (measured)")
+    assert (first.lines[0].get_xdata()[0], last.lines[0].get_xdata()[0]) == (53, longest_us / 1000)
+    assert last.get_title(loc="right") == f"median {median} of 9 samples"
+    assert last.xaxis.get_offset_text().get_text() == ""
+    labels = [label.get_text() for label in last.get_xticklabels()]
+    assert [float(label) for label in labels] == pytest.approx(list(last.get_xticks()))  # plain numbers, such as 100
+    for axes in canvas.axes:
+        (bar,) = (patch for patch in axes.patches if isinstance(patch, StepPatch))
+        corners = axes.transData.transform(bar.get_path().vertices)
+        assert corners[:, 0].max() - corners[:, 0].min() > 2, "the bar is hidden behind the line of the median"
+
+
+def test_bars_are_as_wide_as_asked_for() -> None:
+    few = sort_samples(summarize([float(i % 100) for i in range(1000)]), narrowest_us=30.0)
+    assert few.edges == (0, 33, 66, 99)
+    assert few.counts == (330, 330, 340)
+    one = sort_samples(summarize([5.0] * 4), narrowest_us=2.0)
+    assert (one.edges, one.counts) == ((4, 6), (4,))
 
 
 # ---- access patterns
@@ -207,8 +277,12 @@ PICTURES: dict[str, Callable[[Style], Any]] = {
         [[dataclasses.replace(mark, name="a/rather/long/path/to/file.py:function") for mark in mark_call(explanation())]],
         style=style,
     ),
+    "many calls": lambda style: draw_roof(roofline(), many_calls(25), style=style),
     "sweep": lambda style: draw_sweep(sweep(), roofline(), style=style),
     "samples": lambda style: draw_samples(long_names(), style=style),
+    "far apart": lambda style: draw_samples(
+        bench_result(*(contender(f"f{us}", [us, us, 1.1 * us]) for us in (3.0, 900.0, 1e6))), style=style
+    ),
     "stride 2": lambda style: draw_access(strided_pattern(4, 2), "x", style=style),
     "stride 4096": lambda style: draw_access(strided_pattern(2, 4096, 17), "x", style=style),
     "vectors": lambda style: draw_access(strided_pattern(16, 1), "gate, up, out", style=style),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import errno
 import html
 import itertools
 import json
@@ -24,7 +26,8 @@ from tests.results import bench_result, contender, explanation, roofline, sweep
 from wideload.cli import app
 from wideload.errors import WideloadError
 from wideload.measure.labels import Label
-from wideload.report import Record, build_page, build_sections, read_record
+from wideload.pictures import DARK, LIGHT, Style, draw_samples
+from wideload.report import Picture, Record, Section, build_page, build_sections, read_record, write_report
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 LONG = "a/path/to/some/folder/of/mine/and/further/down/file.py:function_with_a_long_name"
@@ -199,6 +202,28 @@ def test_what_is_damaged_is_named(name: str, damage: Callable[[Any], Any], said:
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "damage", "said"),
+    [
+        ("explain.json", change("operands", 0, "strides", to=[]), "explain.json cannot be shown: it is damaged ("),
+        ("explain.json", change("operands", 0, "itemsize", to=-1), "explain.json cannot be shown: itemsize is "),
+        ("explain.json", change("measured_time", "value", to=0), "explain.json cannot be shown: it is damaged (ZeroDivisionError: "),
+        ("explain.json", change("gpu", to="abacus"), "explain.json cannot be shown: "),
+        ("bench.json", change("subject", "time_us", "median", to=0), "bench.json cannot be shown: it is damaged (ZeroDivisionError: "),
+        ("bench.json", change("subject", "time_us", "samples", to=[]), "bench.json cannot be shown: it is damaged (ValueError: "),
+        ("sweep.json", change("points", 0, "result", "subject", "time_us", "p80", to=0), "sweep.json cannot be shown: it is damaged ("),
+    ],
+)
+def test_what_cannot_be_shown_is_named(name: str, damage: Callable[[Any], Any], said: str, tmp_path: Path) -> None:
+    paths = written(tmp_path)
+    damaged = tmp_path / name
+    damaged.write_text(json.dumps(damage(json.loads(damaged.read_text()))))
+    others = ("roofline.json", "long.json")
+    with pytest.raises(WideloadError) as caught:
+        build_page(build_sections((path.name, read_record(path)) for path in paths if path.name in (name, *others)))
+    assert str(caught.value).startswith(said)
+
+
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(WideloadError, match=r"none\.json cannot be read: No such file"):
         read_record(tmp_path / "none.json")
@@ -217,8 +242,73 @@ def test_the_command_writes_a_page_and_pictures(tmp_path: Path) -> None:
     result = report(str(paths[0]), "--output", str(page), "--pictures", str(pictures))
     assert result.exit_code == 0, result.output
     assert page.read_text().startswith("<!doctype html>")
-    assert sorted(path.name for path in pictures.iterdir()) == ["s1-samples.png", "s1-samples.svg"]
+    assert [path.name for path in pictures.iterdir()] == ["s1-samples.svg"]
+    assert base64.b64encode((pictures / "s1-samples.svg").read_bytes()).decode() in page.read_text()
     assert result.stdout.splitlines()[0] == f"{page}: {page.stat().st_size / 1e3:.0f} kB"
+    assert report(str(paths[0]), "--output", str(page), "--pictures", str(pictures), "--png").exit_code == 0
+    assert sorted(path.name for path in pictures.iterdir()) == ["s1-samples.png", "s1-samples.svg"]
+    assert (pictures / "s1-samples.png").read_bytes().startswith(b"\x89PNG")
+    assert report(str(paths[0]), "--output", str(page), "--png").exit_code == 2
+
+
+def test_a_picture_is_drawn_once_for_light_and_once_for_dark(tmp_path: Path) -> None:
+    drawn = []
+
+    def draw(style: Style) -> Any:
+        drawn.append(style)
+        return draw_samples(bench_result(contender("f", [1.0, 2.0])), style=style)
+
+    section = Section("s1", "f", "f.json", pictures=(Picture("samples", "samples", draw),))
+    write_report([section], tmp_path / "page.html", tmp_path, with_png=True)
+    assert drawn == [LIGHT, DARK]
+
+
+def snapshot(folder: Path) -> dict[str, bytes | None]:
+    return {str(path): None if path.is_dir() else path.read_bytes() for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["-o", "bench.json"], "bench.json cannot be written: it is one of the files to read"),
+        (["-o", "sub/../bench.json"], "it is one of the files to read"),
+        (["-o", "link.html"], "link.html cannot be written: it is one of the files to read"),
+        (["-o", "sub"], "sub cannot be written: it is a folder"),
+        (["-o", "page.html", "--pictures", "other"], "other cannot be a folder of pictures: other is a file"),
+        (["-o", "page.html", "--pictures", "other/further/down"], "/other is a file. Name another"),
+        (["-o", "page.html", "--pictures", "page.html"], "page.html cannot be both the page and where pictures go"),
+        (["-o", "page.html", "--pictures", "page.html/pictures"], "page.html cannot be both"),
+        (["-o", "new/../sub/s1-samples.svg", "--pictures", "sub"], "cannot be both"),
+        (["-o", "page.html", "--pictures", "linked"], "linked/s1-samples.svg cannot be written: it is one of the files to read"),
+        (["-o", "page.html", "--pictures", "taken"], "taken/s1-samples.svg cannot be written: it is a folder"),
+    ],
+)
+def test_what_may_not_be_written_is_refused_and_nothing_written(
+    options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for folder in ("sub", "new", "linked", "taken/s1-samples.svg"):
+        Path(folder).mkdir(parents=True)
+    Path("other").write_text("mine")
+    Path("link.html").symlink_to("bench.json")
+    Path("linked/s1-samples.svg").hardlink_to("bench.json")
+    before = snapshot(tmp_path)
+    result = report("bench.json", *options)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("WideloadError: ")
+    assert said in result.stderr
+    assert snapshot(tmp_path) == before
+
+
+def test_a_disk_that_refuses_is_an_error_of_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, *_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    written(tmp_path)
+    monkeypatch.setattr(Path, "write_text", refuse)
+    result = report(str(tmp_path / "bench.json"), "--output", str(tmp_path / "page.html"))
+    assert (result.exit_code, result.stderr) == (1, f"WideloadError: {tmp_path}/page.html cannot be written: Permission denied\n")
 
 
 def test_the_command_refuses_in_one_message(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def draw_access(pattern: Pattern, title: str = "", *, style: Style = LIGHT) -> C
             moves = line * LINE_BYTES // SECTOR_BYTES + sector in pattern.sectors
             look: dict[str, Any] = {"hatch": "////"} if moves else {"alpha": 0.4}
             place = (sector * SECTOR_BYTES, row + 0.1)
-            axes.add_patch(Rectangle(place, SECTOR_BYTES, 0.8, facecolor="none", edgecolor=style.faint, linewidth=0.6, **look))
+            axes.add_artist(Rectangle(place, SECTOR_BYTES, 0.8, facecolor="none", edgecolor=style.faint, linewidth=0.6, **look))
     pieces = [piece for piece in find_pieces(pattern) if piece.line in lines]
     for piece in pieces:
         _draw_piece(axes, piece, lines.index(piece.line), style)
@@ -102,15 +102,17 @@ def draw_access(pattern: Pattern, title: str = "", *, style: Style = LIGHT) -> C
         for sector in range(LINE_BYTES // SECTOR_BYTES):
             if line * LINE_BYTES // SECTOR_BYTES + sector in pattern.sectors:
                 place = (sector * SECTOR_BYTES, row + 0.1)
-                axes.add_patch(Rectangle(place, SECTOR_BYTES, 0.8, facecolor="none", edgecolor=style.ink, linewidth=1.2))
+                axes.add_artist(Rectangle(place, SECTOR_BYTES, 0.8, facecolor="none", edgecolor=style.ink, linewidth=1.2))
     if num_more:
         text = f"and {num_more} more lines"
         axes.text(0, len(lines) + 0.5, text, va="center", color=style.ink, fontsize=FONT_POINTS - 1)
     _draw_key(axes, num_rows, style)
     axes.set(xlim=(-9, LINE_BYTES + 1), ylim=(num_rows + 1.3, -0.1))
     axes.set_axis_off()
+    for artist in (*axes.patches, *axes.texts):  # inside the limits: to measure them would be a third of the work
+        artist.set(in_layout=False, clip_on=False)
     heading = f"{title}: {describe_access(pattern)}" if title else describe_access(pattern)
-    axes.set_title(heading, loc="left", color=style.ink, fontsize=FONT_POINTS, fontweight="bold")
+    axes.set_title(heading, loc="left", y=1.0, color=style.ink, fontsize=FONT_POINTS, fontweight="bold")
     return canvas
 
 
@@ -119,7 +121,7 @@ def _draw_piece(axes: Axes, piece: Piece, row: int, style: Style) -> None:
 
     colour = _lane_colour(piece.lanes[0])
     width = piece.stop - piece.start
-    axes.add_patch(Rectangle((piece.start, row + 0.1), width, 0.8, facecolor=colour, edgecolor=style.ground, linewidth=0.5))
+    axes.add_artist(Rectangle((piece.start, row + 0.1), width, 0.8, facecolor=colour, edgecolor=style.ground, linewidth=0.5))
     if _fits(piece):
         ink = "#ffffff" if sum(colour[:3]) < 1.5 else "#000000"
         axes.text(piece.start + width / 2, row + 0.5, piece.label, ha="center", va="center", color=ink, fontsize=FONT_POINTS - 2)
@@ -144,10 +146,10 @@ def _draw_key(axes: Axes, num_rows: int, style: Style) -> None:
     text: dict[str, Any] = {"va": "center", "color": style.ink, "fontsize": FONT_POINTS - 1}
     axes.text(0, top + height / 2, "lane 0", **text)
     for lane in range(WARP_SIZE):
-        axes.add_patch(Rectangle((10 + lane / 2, top), 0.5, height, color=_lane_colour(lane), linewidth=0.3))
+        axes.add_artist(Rectangle((10 + lane / 2, top), 0.5, height, color=_lane_colour(lane), linewidth=0.3))
     axes.text(27, top + height / 2, f"{WARP_SIZE - 1}", **text)
-    axes.add_patch(Rectangle((38, top), 6, height, facecolor="none", edgecolor=style.faint, hatch="////", linewidth=0.6))
+    axes.add_artist(Rectangle((38, top), 6, height, facecolor="none", edgecolor=style.faint, hatch="////", linewidth=0.6))
     axes.text(45.5, top + height / 2, "moves and is not used", **text)
-    axes.add_patch(Rectangle((82, top), 6, height, facecolor="none", edgecolor=style.faint, alpha=0.4, linewidth=0.6))
+    axes.add_artist(Rectangle((82, top), 6, height, facecolor="none", edgecolor=style.faint, alpha=0.4, linewidth=0.6))
     axes.text(89.5, top + height / 2, "does not move", **text)
     axes.text(LINE_BYTES, top + height / 2, f"a box: {SECTOR_BYTES} bytes", ha="right", **text)

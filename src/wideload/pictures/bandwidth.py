@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Curve", "Reached", "draw_sweep", "find_curves"]
 
-_QUARTER_OF_A_LINE = 20
-"""Characters of a legend beside three others."""
+_INCHES_WITHOUT_LEGEND = 3.7
+_LEGEND_COLUMNS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def draw_sweep(sweep: Sweep, roof: Roofline | None = None, *, style: Style = LIG
     highest = max([point.high_gbps for curve in curves for point in curve.points] + ceilings + ([nominal.value] if nominal else []))
     scale, unit = (1e3, "TB/s") if highest >= 1e3 else (1.0, "GB/s")
 
-    canvas = new_canvas(style, 4.0)
+    canvas = new_canvas(style, _INCHES_WITHOUT_LEGEND)
     axes = canvas.add_subplot()
     for index, curve in enumerate(curves):
         colour = style.colour(index)
@@ -101,7 +101,7 @@ def draw_sweep(sweep: Sweep, roof: Roofline | None = None, *, style: Style = LIG
         axes.axvline(l2_bytes, color=style.faint, linewidth=1.2, linestyle=":")
         axes.text(l2_bytes, 0.02, f" L2: {spell_bytes(l2_bytes)}", transform=axes.get_xaxis_transform(), va="bottom", **notes)
     style_axes(axes, style, f"Bandwidth on {result.environment.gpu or result.environment.cpu}")
-    place_legend(canvas, style, 1 if max(len(curve.name) for curve in curves) > _QUARTER_OF_A_LINE else 4)
+    place_legend(canvas, style, _LEGEND_COLUMNS)
     return canvas
 
 

@@ -6,6 +6,7 @@ The only module that imports matplotlib, which is optional; it must not know wha
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +22,8 @@ WIDTH_INCHES = 7.5
 """720 CSS pixels: beside that, a font of 9 points is the text of a page."""
 FONT_POINTS = 9.0
 _PNG_DOTS_PER_INCH = 160
+_INCHES_PER_ENTRY = 1.7 * (FONT_POINTS - 1) / 72
+"""A row of a legend: a line of 1.2 times its font, and the half of a font that matplotlib leaves below it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +68,17 @@ def style_axes(axes: Axes, style: Style, title: str = "") -> None:
     axes.set_title(title, loc="left", color=style.ink, fontsize=FONT_POINTS + 1, fontweight="bold")
 
 
-def place_legend(canvas: Canvas, style: Style, num_columns: int, **entries: Any) -> None:
-    """Put the legend below all axes."""
-    look = {"fontsize": FONT_POINTS - 1, "labelcolor": style.ink, "frameon": False, "handlelength": 2.4}
-    canvas.legend(loc="outside lower left", ncols=num_columns, **look, **entries)
+def place_legend(canvas: Canvas, style: Style, most_columns: int, **entries: Any) -> None:
+    """Put the legend below all axes, in as many columns as fit, and make the picture higher by its rows: the axes keep their height."""
+    look = {"fontsize": FONT_POINTS - 1, "labelcolor": style.ink, "frameon": False}
+    look |= {"handlelength": 2.0, "handletextpad": 0.6, "columnspacing": 1.2, "borderpad": 0.3}  # in fonts
+    for num_columns in range(most_columns, 0, -1):
+        legend = canvas.legend(loc="outside lower left", ncols=num_columns, **look, **entries)
+        if num_columns == 1 or legend.get_window_extent().width <= canvas.bbox.width:
+            break
+        legend.remove()
+    num_rows = math.ceil(len(legend.get_texts()) / num_columns)
+    canvas.set_figheight(canvas.get_figheight() + num_rows * _INCHES_PER_ENTRY)
 
 
 def render(canvas: Canvas, kind: Literal["png", "svg"]) -> bytes:

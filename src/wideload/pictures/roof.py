@@ -5,6 +5,8 @@ Knows figures only; it must not know how they came about, beyond what they say t
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -32,10 +34,12 @@ _BYTES_PER_GB = 1e9
 _US_PER_S = 1e6
 _WIDEST = 5.0
 """The axis goes so far beyond the last ridge, as a factor."""
-_HALF_A_LINE = 56
-"""Characters of a legend beside another."""
+_INCHES_WITHOUT_LEGEND = 4.1
+_LEGEND_COLUMNS = 2
 _NARROWEST = 0.1
 """Operations a byte where the axis begins: an add of fp32 does 0.17."""
+_NUMBER_COLUMNS = 36
+"""Numbers of two digits that stand beside each other along the axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +101,11 @@ def assume_roof(explanation: Explanation) -> Roofline:
 def draw_roof(roof: Roofline, calls: Sequence[Sequence[Mark]] = (), *, style: Style = LIGHT) -> Canvas:
     """Draw the memory's diagonals, the units' levels and, below them, the marks of each call: filled where its time was measured.
 
-    Both axes are logarithmic: operations a byte, operations a second. Raises ``WideloadError`` without matplotlib.
+    Both axes are logarithmic: operations a byte, operations a second. Where there are more calls than colours, the marks have the numbers
+    of their calls in the legend. Raises ``WideloadError`` without matplotlib.
     """
     marks = [mark for call in calls for mark in call]
-    canvas = new_canvas(style, 4.6)
+    canvas = new_canvas(style, _INCHES_WITHOUT_LEGEND)
     axes = canvas.add_subplot()
     nominal = roof.nominal.value * _BYTES_PER_GB
     right = max([*(ridge.value for ridge in roof.ridges.values()), *(mark.intensity.value for mark in marks), 1.0]) * _WIDEST
@@ -126,19 +131,21 @@ def draw_roof(roof: Roofline, calls: Sequence[Sequence[Mark]] = (), *, style: St
         box = {"facecolor": style.ground, "edgecolor": "none", "pad": 1}
         place: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "va": "bottom"}
         axes.annotate(text, (right, peak), (-2, 4), color=style.ink, fontsize=FONT_POINTS - 1, bbox=box, **place)
-    for index, call in enumerate(calls, start=1):
-        entries += _draw_marks(axes, call, style.colour(index), style)
+    is_numbered = len(calls) >= len(style.series)  # the first colour is the ceilings'
+    for number, call in enumerate(calls, start=1):
+        entries += _draw_marks(axes, call, f"{number} " if is_numbered else "", style.colour(number), style)
+    if is_numbered:
+        _draw_numbers(axes, calls, left, right, style)
 
     axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(left * nominal, top))
     axes.set(xlabel="operations a byte of memory traffic", ylabel="operations a second")
     style_axes(axes, style, f"Roofline of {roof.device}")
     handles, labels = zip(*entries, strict=True)
-    num_columns = 2 if max(map(len, labels)) <= _HALF_A_LINE else 1
-    place_legend(canvas, style, num_columns, handles=handles, labels=labels)
+    place_legend(canvas, style, _LEGEND_COLUMNS, handles=handles, labels=labels)
     return canvas
 
 
-def _draw_marks(axes: Axes, marks: Sequence[Mark], colour: str, style: Style) -> list[tuple[Artist, str]]:
+def _draw_marks(axes: Axes, marks: Sequence[Mark], number: str, colour: str, style: Style) -> list[tuple[Artist, str]]:
     entries: list[tuple[Artist, str]] = []
     for mark in marks:
         (point,) = axes.plot(
@@ -152,8 +159,24 @@ def _draw_marks(axes: Axes, marks: Sequence[Mark], colour: str, style: Style) ->
             markerfacecolor=colour if mark.rate.kind == "measured" else style.ground,
             zorder=5,
         )
-        entries.append((point, f"{mark.name}, {mark.unit}: {mark.intensity.value:.3g} op/B ({mark.rate.kind})"))
+        entries.append((point, f"{number}{mark.name}, {mark.unit}: {mark.intensity.value:.3g} op/B ({mark.rate.kind})"))
     return entries
+
+
+def _draw_numbers(axes: Axes, calls: Sequence[Sequence[Mark]], left: float, right: float, style: Style) -> None:
+    """Above each mark the number of its call; those of marks with nearly as many operations a byte stand above each other."""
+    column = math.log(right / left) / _NUMBER_COLUMNS
+    found: dict[int, list[tuple[float, int]]] = defaultdict(list)
+    for number, call in enumerate(calls, start=1):
+        for mark in call:
+            found[math.floor(math.log(mark.intensity.value / left) / column)].append((mark.rate.value, number))
+    box = {"facecolor": style.ground, "edgecolor": "none", "pad": 0.3, "alpha": 0.8}
+    look: dict[str, Any] = {"color": style.ink, "fontsize": FONT_POINTS - 2, "bbox": box, "zorder": 4}  # above lines, below marks
+    place: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "bottom"}
+    for index, numbers in found.items():
+        foot = (left * math.exp((index + 0.5) * column), max(rate for rate, _ in numbers))
+        for row, number in enumerate(sorted({number for _, number in numbers})):
+            axes.annotate(str(number), foot, (0, 6 + row * FONT_POINTS), **look, **place)
 
 
 def _terabytes(gbps: float) -> str:
