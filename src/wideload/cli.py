@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -30,6 +31,7 @@ from wideload import demo as demos
 from wideload import doctor as doctors
 from wideload import measure, store
 from wideload import report as reports
+from wideload.analyze import targets as compatibility
 from wideload.analyze.explain import Explanation
 from wideload.cache import read_stored
 from wideload.errors import DeviceError, TraceError, WideloadError
@@ -410,6 +412,55 @@ def compare(
         raise _failure(error, 2) from None  # 1 is a verdict
     typer.echo(json.dumps(comparison.to_dict(), indent=1) if as_json else str(comparison))
     raise typer.Exit(comparison.exit_code)
+
+
+@app.command(context_settings={"ignore_unknown_options": True})  # nvcc's options begin with one dash
+def targets(
+    compiled: Annotated[
+        list[str],
+        typer.Argument(help="nvcc's -arch, -code and -gencode, TORCH_CUDA_ARCH_LIST's words, or files: cubin, fatbin, PTX, .so."),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object instead of a table.")] = False,
+) -> None:
+    """Say on which GPUs compiled code runs: natively, by the driver's JIT, or not, and why.
+
+    \b
+    wideload targets -arch=sm_80
+    wideload targets -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a
+    wideload targets '8.0 9.0+PTX'
+    wideload targets kernel.cubin
+
+    Exits with 1 for what is no target.
+    """
+    images = _find_images(compiled)
+    support = compatibility.find_support(images)
+    if as_json:
+        named = {"schema": compatibility.SCHEMA, "images": [image.name for image in images], "gpus": [row.to_dict() for row in support]}
+        typer.echo(json.dumps(named, indent=1))
+        return
+    _print_support(images, support)
+
+
+def _find_images(compiled: Sequence[str]) -> tuple[compatibility.Image, ...]:
+    """The images of all files among the words, then those of the flags."""
+    paths = [Path(word) for word in compiled if Path(word).is_file()]
+    words = [word for word in compiled if not Path(word).is_file()]
+    images = [image for path in paths for image in compatibility.read_images(path)]
+    return tuple(dict.fromkeys([*images, *(compatibility.parse_flags(words) if words else ())]))
+
+
+def _print_support(images: Sequence[compatibility.Image], support: Sequence[compatibility.Support]) -> None:
+    colours = {"native": "green", "jit": "yellow", "no": "red"}
+    for row in support:
+        major, minor = row.compute_capability
+        how = f"{row.way} {row.image or ''}".rstrip()
+        _out.print(f"{major:>2}.{minor}  [{colours[row.way]}]{how:<18}[/] {escape(', '.join(row.gpus))}", soft_wrap=True)
+        _out.print(f"      {row.why}", style="dim", markup=False, soft_wrap=True)
+    counts = Counter(row.way for row in support)
+    _out.print(
+        f"\n{', '.join(image.name for image in images)}: native on {counts['native']} architectures, "
+        f"by JIT on {counts['jit']}, not on {counts['no']}."
+    )
 
 
 _ELSEWHERE = "h200"
