@@ -15,6 +15,7 @@ from dataclasses import asdict
 from datetime import datetime
 from enum import StrEnum
 from functools import partial
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -36,6 +37,8 @@ from wideload.analyze.explain import Explanation
 from wideload.cache import read_stored
 from wideload.errors import DeviceError, TraceError, WideloadError
 from wideload.fused import FusedFunction, fuse
+from wideload.ladder.climb import Ladder, climb
+from wideload.ladder.rungs import find_rungs
 from wideload.measure.sweep import Point, Sweep, compare_sweeps, read_sweep
 from wideload.nvrtc import nvrtc_version
 from wideload.raw_kernel import RawKernel
@@ -412,6 +415,64 @@ def compare(
         raise _failure(error, 2) from None  # 1 is a verdict
     typer.echo(json.dumps(comparison.to_dict(), indent=1) if as_json else str(comparison))
     raise typer.Exit(comparison.exit_code)
+
+
+@app.command()
+def ladder(
+    rungs: Annotated[list[str] | None, typer.Argument(help="Rungs, such as add_bf16_vec8: all of them if left out.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="A GPU that need not be here, to compile for: h200, a100. Nothing is run.", metavar="GPU")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="Without --target, the GPU to check and time on: cuda:1.")] = None,
+    max_seconds: Annotated[float, typer.Option(min=0.0, help="Sampling each kernel ends then at the latest.")] = 2.0,
+    source: Annotated[bool, typer.Option("--source", help="Print the CUDA of the rungs instead, and where its files are.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object instead of a table.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Write the table in Markdown.")] = False,
+) -> None:
+    """Climb from the first vector add to the fused kernel: each rung compiled, checked and timed beside torch.
+
+    \b
+    wideload ladder
+    wideload ladder --target a100 --markdown
+    wideload ladder add_bf16_vec8 --source
+
+    With --target, what can be said without a GPU: access widths, registers, occupancy, sectors, the least time.
+    Exits with 1 if a result is wrong. docs/ladder.md walks the rungs.
+    """
+    if as_json and as_markdown:
+        raise typer.BadParameter("--json and --markdown both write to standard output: choose one")
+    chosen = find_rungs(rungs or ())
+    if source:
+        folder = Path(str(resources.files("wideload"))) / "ladder"
+        for file in dict.fromkeys(rung.file for rung in chosen):
+            typer.echo(f"// {folder / file}\n{(folder / file).read_text(encoding='utf-8')}")
+        return
+    with _progress() as progress:
+        task = progress.add_task("climbing", total=len(chosen))
+        where = None if target else _find_device(device)
+        found = climb(chosen, target, where, lambda name: progress.advance(task), max_seconds)
+    if as_json:
+        typer.echo(json.dumps(found.to_dict(), indent=1))
+    elif as_markdown:
+        typer.echo(found.to_markdown(), nl=False)
+    else:
+        _print_ladder(found)
+    raise typer.Exit(1 if found.faults else 0)
+
+
+def _print_ladder(found: Ladder) -> None:
+    table = _table(found.columns, 3)
+    table.columns[-1].justify = "left"
+    for row in found.rows:
+        table.add_row(*found.cells(row))
+    _out.print(f"{found.title}\n", style="bold", markup=False, soft_wrap=True)
+    Console(highlight=False, width=_LADDER_WIDTH).print(table)
+    for note in found.notes:
+        _out.print(f"  {note}", markup=False, soft_wrap=True)
+
+
+_LADDER_WIDTH = 200
+"""The table is not cut to the terminal: a line that wraps still says all."""
 
 
 @app.command(context_settings={"ignore_unknown_options": True})  # nvcc's options begin with one dash
