@@ -30,6 +30,6 @@ def read_cuda(folder: Traversable, name: str) -> str:
             text = folder.joinpath(wanted).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise CompileError(f"{of}{wanted} cannot be read: {error}") from error
-        return _INCLUDE.sub(lambda found: read(found[1], f"{wanted} includes {found[0].strip()}, and "), text)
+        return _INCLUDE.sub(lambda found: read(found[1], f"{wanted} has {found[0].strip()}, and "), text)
 
     return read(name, "")
