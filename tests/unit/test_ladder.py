@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Iterable
@@ -149,6 +150,19 @@ def test_results_are_compared_with_signs_and_nans() -> None:
     assert _count_wrong(torch.tensor([1.0, nan, -0.0]), torch.tensor([1.0, nan, -0.0]), exact) == 0
     assert _count_wrong(torch.tensor([1.0, nan, 0.0, 2.0]), torch.tensor([1.0, 1.0, -0.0, nan]), exact) == 3
     assert _count_wrong(torch.tensor([1.0, 1.0]), torch.tensor([1.00001, 1.1]), (1e-3, 0.0)) == 1
+
+
+def test_the_table_of_systems_names_what_exists() -> None:
+    root = Path(__file__).parents[2]
+    rows = [line for line in (root / "docs" / "ladder.md").read_text().splitlines() if re.match(r"\| S\d+ \|", line)]
+    assert [row.split()[1] for row in rows] == [f"S{number}" for number in range(1, 27)]
+    for row in rows:
+        tests = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", row)
+        for file, name in tests:
+            assert f"def {name}(" in (root / file).read_text() if name else (root / file).is_file(), f"{file}::{name}"
+        for words in re.findall(r"`wideload ladder ([\w ]+)`", row):
+            find_rungs(words.split())
+        assert tests or "`wideload" in row or "not yet" in row, row
 
 
 # ---- judging

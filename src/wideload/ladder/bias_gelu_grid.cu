@@ -1,5 +1,5 @@
 // gelu(x + bias) by tanh: a grid-stride loop, at most 32 blocks an SM, and the column by a 64-bit remainder for each element.
-// The bias is read from the caches. Expect the arithmetic to show: some 100 instructions an element.
+// The bias is read from the caches. Expect that remainder to take longer than the memory.
 __device__ __forceinline__ float gelu_tanh(float x)
 {
     return 0.5f * x * (1.0f + tanhf(0.7978845608f * (x + 0.044715f * x * x * x)));  // sqrt(2 / pi)

@@ -258,6 +258,7 @@ def _read(stride: int, offset: int) -> Callable[[torch.Tensor], torch.Tensor]:
     return eager
 
 
+@functools.lru_cache(1)  # torch is timed as it reads, not as it finds out where
 def scattered_places(bits: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """Where ``read_scattered`` of sectors.cu reads its ``2**bits`` elements."""
     place, mask, half = torch.arange(1 << bits, device=device), (1 << bits) - 1, bits // 2 + 1
@@ -375,7 +376,7 @@ RUNGS: tuple[Rung, ...] = (
         share=_WALL,
         ratio=Ratio("add_bf16_vec8", (0.97, 1.0)),
         sectors=16,
-        why_not="a loop's next loads wait for its stores, where fresh blocks start at once: slower than one-shot on an H200",
+        why_not="on an H200, loops over bf16 have measured 3.94 to 4.15 TB/s where one vector a thread reaches 4.35",
     ),
     Rung(
         "add_f32_grid",
@@ -440,7 +441,7 @@ RUNGS: tuple[Rung, ...] = (
         shapes=_SHAPES,
         share=(0.0, 0.10),
         sectors=32,
-        why_not="neighbouring rows find their sectors in the L2",
+        why_not="the rows that follow may find the same sectors in the L2",
     ),
     Rung(
         "bias_gelu_grid",
