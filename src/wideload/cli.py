@@ -37,6 +37,7 @@ from wideload.analyze.explain import Explanation
 from wideload.cache import read_stored
 from wideload.errors import DeviceError, TraceError, WideloadError
 from wideload.fused import FusedFunction, fuse
+from wideload.ide import find_headers, write_clangd
 from wideload.ladder.climb import Ladder, climb
 from wideload.ladder.rungs import find_rungs
 from wideload.measure.sweep import Point, Sweep, compare_sweeps, read_sweep
@@ -473,6 +474,27 @@ def _print_ladder(found: Ladder) -> None:
 
 _LADDER_WIDTH = 200
 """The table is not cut to the terminal: a line that wraps still says all."""
+
+
+@app.command()
+def ide(
+    folder: Annotated[Path, typer.Argument(help="Where the CUDA files are: this folder, if left out.")] = Path("."),
+    arch: Annotated[str, typer.Option(help="What clang parses for; it knows no newer one than itself.")] = "sm_80",
+    replace: Annotated[bool, typer.Option("--replace", help="Replace a .clangd that something else has written.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object instead of lines.")] = False,
+) -> None:
+    """Let editors with clangd find CUDA's and torch's headers, on a machine without a CUDA toolkit.
+
+    Writes .clangd, and a folder .clangd-cuda of links, into the folder. The headers are those of NVIDIA's wheels:
+    pip install nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-cccl. Exits with 1 where they are missing.
+    """
+    headers = find_headers()
+    path = write_clangd(folder, headers, arch=arch, replace=replace)
+    if as_json:
+        beside = [str(other) for other in headers.beside]
+        typer.echo(json.dumps({"path": str(path), "cuda": str(headers.cuda), "beside": beside}, indent=1))
+    else:
+        typer.echo(f"{path}: CUDA's headers in {headers.cuda}, {len(headers.beside)} folders beside. Restart the language server.")
 
 
 @app.command(context_settings={"ignore_unknown_options": True})  # nvcc's options begin with one dash
