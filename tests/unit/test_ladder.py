@@ -19,8 +19,11 @@ from typer.testing import CliRunner
 
 import wideload as wl
 from tests.emulator.test_ladder import run_emulated
+from wideload.analyze.explain import GpuFigures
 from wideload.cli import app
 from wideload.errors import DeviceError, WideloadError
+from wideload.gpus import find_target
+from wideload.ladder import climb as climbing
 from wideload.ladder.check import CHECK_MACHINE, _count_wrong
 from wideload.ladder.climb import Claim, Ladder, Measured, Row, climb, compile_rung, judge_rows, time_rung
 from wideload.ladder.rungs import RUNGS, Launch, Machine, Problem, Rung, find_rungs, read_rung
@@ -200,6 +203,43 @@ def test_what_cannot_be_climbed_is_said() -> None:
         climb(RUNGS[:1], "sm_90")
     with pytest.raises(WideloadError, match="no rung 'vec9'; it has vector_add_f32"):
         find_rungs(["vec9"])
+
+
+@pytest.mark.parametrize("fault", ["", "add_bf16_vec8 of 7: 7 of 7 results differ from torch's"])
+def test_what_a_gpu_measures_goes_into_the_table(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    device, figures = torch.device("cuda", 0), GpuFigures(find_target("h200"))
+    checked: list[str] = []
+
+    def check_fake(rung: Rung, on: torch.device) -> tuple[str, ...]:
+        checked.append(rung.name)
+        return (fault,) if fault and rung.name == "add_bf16_vec8" else ()
+
+    monkeypatch.setattr(climbing, "read_device", lambda on: figures)
+    monkeypatch.setattr(climbing, "roofline", lambda on: "a roof")
+    monkeypatch.setattr(climbing, "check_rung", check_fake)
+    monkeypatch.setattr(climbing, "_maker", lambda on: meta)
+    monkeypatch.setattr(
+        climbing, "compile_rung", lambda rung, machine, target, problem: compile_rung(rung, machine, target or "h200", problem)
+    )
+    times = {"add_bf16_vec8": 400.0, "add_bf16_vec8_grid": 430.0}
+    monkeypatch.setattr(
+        climbing, "time_rung", lambda rung, row, *_, **__: Measured(times[rung.name], 401.0, 4e12, 0.83, 0.91, ("THROTTLED: power",))
+    )
+    monkeypatch.setattr("wideload.cli._find_device", lambda name: device)
+    run = command(*times, "--json")
+    assert run.exit_code == (1 if fault else 0), run.output
+    report = json.loads(run.stdout)
+    assert report["is_measured"]
+    assert checked == list(times)
+    first, second = report["rows"]
+    assert first["faults"] == ([fault] if fault else [])
+    assert [claim["holds"] for claim in first["claims"]] == [True, False]  # 0.83 is below 0.85
+    assert [claim["holds"] for claim in second["claims"]] == [True, False, False]
+    assert second["claims"][2]["found"] == pytest.approx(1.075)
+    table = command(*times).stdout
+    assert "401.0" in table
+    assert "add_bf16_vec8: THROTTLED: power" in table
+    assert "3.94 to 4.15 TB/s" in table
 
 
 # ---- the command

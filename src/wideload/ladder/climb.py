@@ -153,7 +153,8 @@ class Ladder:
             for claim in row.claims
             if claim.holds is False and claim.found is not None
         ]
-        return (*self.faults, *here)
+        labels = [f"{row.name}: {label}" for row in self.rows if row.measured for label in row.measured.labels]
+        return (*self.faults, *labels, *here)
 
     def to_markdown(self) -> str:
         """The table for GitHub."""
@@ -265,21 +266,19 @@ def time_rung(
 ) -> Measured:
     """Time a rung beside torch, by `wl.bench`, which checks both results first; ``roof`` gives the wall of the same mix of bytes."""
 
-    def call(*tensors: torch.Tensor) -> None:
-        run(rung, rung.launch(machine, Problem(tensors[:-1], tensors[-1])))
-
-    def eager(*tensors: torch.Tensor) -> torch.Tensor:
-        return rung.eager(*tensors[:-1])
+    def call(*inputs: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        run(rung, rung.launch(machine, Problem(inputs, out)))
+        return out
 
     relative, absolute = rung.tolerance
     nbytes = row.bytes_read + row.bytes_written
     result = bench(
         call,
         *problem.inputs,
-        problem.out,
+        out=problem.out,
         name=rung.name,
-        against={_TORCH: eager},
-        check=eager,
+        against={_TORCH: rung.eager},
+        check=rung.eager,
         bytes=nbytes,
         rtol=relative or None,
         atol=absolute,
@@ -293,7 +292,7 @@ def time_rung(
         bytes_per_second=own.bytes_per_second,
         share_of_nominal=result.share_of_nominal(own),
         share_of_wall=own.bytes_per_second / wall if wall and own.bytes_per_second else None,
-        labels=tuple(str(label) for label in own.labels),
+        labels=tuple(str(label) for label in own.labels if label.code != "MUTATES"),  # a rung writes into out, on purpose
     )
 
 
