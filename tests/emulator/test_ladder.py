@@ -32,7 +32,7 @@ def test_every_rung_is_right(rung: Rung) -> None:
     ("name", "edit", "fault"),
     [
         ("vector_add_f32", ("if (i < n) ", ""), "heap-buffer-overflow|use-after-poison"),
-        ("vector_add_f32", ("a[i] + b[i]", "a[i] - b[i]"), "results differ"),
+        ("vector_add_f32", ("x[i] + y[i]", "x[i] - y[i]"), "results differ"),
         ("vector_add_bf16", ("(word >> 16 & 1)", "1"), "results differ"),
         ("add_bf16_vec8", ("blockIdx.x == 0 && last < n", "false"), "results differ"),
         ("add_bf16_vec8", ("n / 8", "(n + 7) / 8"), "heap-buffer-overflow|use-after-poison"),

@@ -124,7 +124,7 @@ def test_registers_decide_the_grid_of_a_loop() -> None:
 def test_what_is_not_aligned_is_refused_by_name() -> None:
     (rung,) = find_rungs(["add_f32_vec4"])
     a, b, c = (torch.empty(64, device="meta") for _ in range(3))
-    with pytest.raises(wl.LayoutError, match=r"argument b \(float4\*\) starts 4 bytes behind a multiple of 16"):
+    with pytest.raises(wl.LayoutError, match=r"argument y \(float4\*\) starts 4 bytes behind a multiple of 16"):
         compile_rung(rung, CHECK_MACHINE, "h200", Problem((a[:60], b[1:61]), c[:60]))
 
 

@@ -58,9 +58,9 @@ struct __align__(16) Bf16x8 {
 template <class Compute> __device__ __forceinline__ Bf16x8 combine(Bf16x8 a, Bf16x8 b, Compute compute)
 {
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-        float2 left = __bfloat1622float2(a.pairs[k]), right = __bfloat1622float2(b.pairs[k]);
-        a.pairs[k] = __floats2bfloat162_rn(compute(left.x, right.x), compute(left.y, right.y));
+    for (int pair = 0; pair < 4; ++pair) {
+        float2 left = __bfloat1622float2(a.pairs[pair]), right = __bfloat1622float2(b.pairs[pair]);
+        a.pairs[pair] = __floats2bfloat162_rn(compute(left.x, right.x), compute(left.y, right.y));
     }
     return a;
 }

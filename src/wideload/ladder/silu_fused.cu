@@ -16,9 +16,9 @@ extern "C" __global__ void silu_fused(
     if (i < num_vectors) {
         Bf16x8 xs = ((const Bf16x8*)x)[i], bs = ((const Bf16x8*)b)[i], ys = ((const Bf16x8*)y)[i];
 #pragma unroll
-        for (int k = 0; k < 4; ++k) {
-            float2 p = __bfloat1622float2(xs.pairs[k]), q = __bfloat1622float2(bs.pairs[k]), r = __bfloat1622float2(ys.pairs[k]);
-            xs.pairs[k] = __floats2bfloat162_rn(silu_mul(p.x, q.x, r.x), silu_mul(p.y, q.y, r.y));
+        for (int pair = 0; pair < 4; ++pair) {
+            float2 p = __bfloat1622float2(xs.pairs[pair]), q = __bfloat1622float2(bs.pairs[pair]), r = __bfloat1622float2(ys.pairs[pair]);
+            xs.pairs[pair] = __floats2bfloat162_rn(silu_mul(p.x, q.x, r.x), silu_mul(p.y, q.y, r.y));
         }
         ((Bf16x8*)out)[i] = xs;
     }

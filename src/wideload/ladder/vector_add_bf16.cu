@@ -3,8 +3,8 @@
 #include "bf16.cuh"
 
 extern "C" __global__ void vector_add_bf16(
-    const __nv_bfloat16* __restrict__ a, const __nv_bfloat16* __restrict__ b, __nv_bfloat16* __restrict__ c, long long n)
+    const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict__ y, __nv_bfloat16* __restrict__ out, long long n)
 {
     long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) c[i] = __hadd(a[i], b[i]);
+    if (i < n) out[i] = __hadd(x[i], y[i]);
 }
