@@ -8,12 +8,14 @@ from __future__ import annotations
 import inspect
 import json
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from enum import StrEnum
 from functools import partial
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,10 +32,14 @@ from wideload import demo as demos
 from wideload import doctor as doctors
 from wideload import measure, store
 from wideload import report as reports
+from wideload.analyze import targets as compatibility
 from wideload.analyze.explain import Explanation
 from wideload.cache import read_stored
 from wideload.errors import DeviceError, TraceError, WideloadError
 from wideload.fused import FusedFunction, fuse
+from wideload.ide import find_headers, write_clangd
+from wideload.ladder.climb import Ladder, climb
+from wideload.ladder.rungs import find_rungs
 from wideload.measure.sweep import Point, Sweep, compare_sweeps, read_sweep
 from wideload.nvrtc import nvrtc_version
 from wideload.raw_kernel import RawKernel
@@ -411,6 +417,134 @@ def compare(
         raise _failure(error, 2) from None  # 1 is a verdict
     typer.echo(json.dumps(comparison.to_dict(), indent=1) if as_json else str(comparison))
     raise typer.Exit(comparison.exit_code)
+
+
+@app.command()
+def ladder(
+    rungs: Annotated[list[str] | None, typer.Argument(help="Rungs, such as add_bf16_vec8: all of them if left out.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="A GPU that need not be here, to compile for: h200, a100. Nothing is run.", metavar="GPU")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="Without --target, the GPU to check and time on: cuda:1.")] = None,
+    max_seconds: Annotated[float, typer.Option(min=0.0, help="Sampling each kernel ends then at the latest.")] = 2.0,
+    source: Annotated[bool, typer.Option("--source", help="Print the CUDA of the rungs instead, and where its files are.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object instead of a table.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Write the table in Markdown.")] = False,
+) -> None:
+    """Climb from the first vector add to the fused kernel: each rung compiled, checked and timed beside torch.
+
+    \b
+    wideload ladder
+    wideload ladder --target a100 --markdown
+    wideload ladder add_bf16_vec8 --source
+
+    With --target, what can be said without a GPU: access widths, registers, occupancy, sectors, the least time.
+    Exits with 1 if a result is wrong. docs/ladder.md walks the rungs.
+    """
+    if as_json and as_markdown:
+        raise typer.BadParameter("--json and --markdown both write to standard output: choose one")
+    chosen = find_rungs(rungs or ())
+    if source:
+        folder = Path(str(resources.files("wideload"))) / "ladder"
+        for file in dict.fromkeys(rung.file for rung in chosen):
+            typer.echo(f"// {folder / file}\n{(folder / file).read_text(encoding='utf-8')}")
+        return
+    with _progress() as progress:
+        task = progress.add_task("climbing", total=len(chosen))
+        where = None if target else _find_device(device)
+        found = climb(chosen, target, where, lambda name: progress.advance(task), max_seconds)
+    if as_json:
+        typer.echo(json.dumps(found.to_dict(), indent=1))
+    elif as_markdown:
+        typer.echo(found.to_markdown(), nl=False)
+    else:
+        _print_ladder(found)
+    raise typer.Exit(1 if found.faults else 0)
+
+
+def _print_ladder(found: Ladder) -> None:
+    table = _table(found.columns, 3)
+    table.columns[-1].justify = "left"
+    for row in found.rows:
+        table.add_row(*found.cells(row))
+    _out.print(f"{found.title}\n", style="bold", markup=False, soft_wrap=True)
+    Console(highlight=False, width=_LADDER_WIDTH).print(table)
+    for note in found.notes:
+        _out.print(f"  {note}", markup=False, soft_wrap=True)
+
+
+_LADDER_WIDTH = 200
+"""The table is not cut to the terminal: a line that wraps still says all."""
+
+
+@app.command()
+def ide(
+    folder: Annotated[Path, typer.Argument(help="Where the CUDA files are: this folder, if left out.")] = Path("."),
+    arch: Annotated[str, typer.Option(help="What clang parses for; it knows no newer one than itself.")] = "sm_80",
+    replace: Annotated[bool, typer.Option("--replace", help="Replace a .clangd that something else has written.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object instead of lines.")] = False,
+) -> None:
+    """Let editors with clangd find CUDA's and torch's headers, on a machine without a CUDA toolkit.
+
+    Writes .clangd, and a folder .clangd-cuda of links, into the folder. The headers are those of NVIDIA's wheels:
+    pip install nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-cccl. Exits with 1 where they are missing.
+    """
+    headers = find_headers()
+    path = write_clangd(folder, headers, arch=arch, replace=replace)
+    if as_json:
+        beside = [str(other) for other in headers.beside]
+        typer.echo(json.dumps({"path": str(path), "cuda": str(headers.cuda), "beside": beside}, indent=1))
+    else:
+        typer.echo(f"{path}: CUDA's headers in {headers.cuda}, {len(headers.beside)} folders beside. Restart the language server.")
+
+
+@app.command(context_settings={"ignore_unknown_options": True})  # nvcc's options begin with one dash
+def targets(
+    compiled: Annotated[
+        list[str],
+        typer.Argument(help="nvcc's -arch, -code and -gencode, TORCH_CUDA_ARCH_LIST's words, or files: cubin, fatbin, PTX, .so."),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object instead of a table.")] = False,
+) -> None:
+    """Say on which GPUs compiled code runs: natively, by the driver's JIT, or not, and why.
+
+    \b
+    wideload targets -arch=sm_80
+    wideload targets -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a
+    wideload targets '8.0 9.0+PTX'
+    wideload targets kernel.cubin
+
+    Exits with 1 for what is no target.
+    """
+    images = _find_images(compiled)
+    support = compatibility.find_support(images)
+    if as_json:
+        named = {"schema": compatibility.SCHEMA, "images": [image.name for image in images], "gpus": [row.to_dict() for row in support]}
+        typer.echo(json.dumps(named, indent=1))
+        return
+    _print_support(images, support)
+
+
+def _find_images(compiled: Sequence[str]) -> tuple[compatibility.Image, ...]:
+    """The images of all files among the words, then those of the flags."""
+    paths = [Path(word) for word in compiled if Path(word).is_file()]
+    words = [word for word in compiled if not Path(word).is_file()]
+    images = [image for path in paths for image in compatibility.read_images(path)]
+    return tuple(dict.fromkeys([*images, *(compatibility.parse_flags(words) if words else ())]))
+
+
+def _print_support(images: Sequence[compatibility.Image], support: Sequence[compatibility.Support]) -> None:
+    colours = {"native": "green", "jit": "yellow", "no": "red"}
+    for row in support:
+        major, minor = row.compute_capability
+        how = f"{row.way} {row.image or ''}".rstrip()
+        _out.print(f"{major:>2}.{minor}  [{colours[row.way]}]{how:<18}[/] {escape(', '.join(row.gpus))}", soft_wrap=True)
+        _out.print(f"      {row.why}", style="dim", markup=False, soft_wrap=True)
+    counts = Counter(row.way for row in support)
+    _out.print(
+        f"\n{', '.join(image.name for image in images)}: native on {counts['native']} architectures, "
+        f"by JIT on {counts['jit']}, not on {counts['no']}."
+    )
 
 
 _ELSEWHERE = "h200"

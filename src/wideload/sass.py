@@ -24,6 +24,7 @@ __all__ = [
     "accesses_by_line",
     "disassemble",
     "edge_lines",
+    "find_cuobjdump",
     "find_nvdisasm",
     "main_path",
     "memory_accesses",
@@ -199,22 +200,32 @@ def _block_end(text: str, start: int) -> int:
 @cache
 def find_nvdisasm() -> Path:
     """Look in NVIDIA's wheels, Conda, ``CUDA_HOME``, ``PATH`` and triton, in this order; ``CompileError`` where it is in none."""
-    found = _find_by_cuda_pathfinder() or shutil.which("nvdisasm") or _find_in_triton()
+    return _find_tool("nvdisasm")
+
+
+@cache
+def find_cuobjdump() -> Path:
+    """Look where `find_nvdisasm` does; ``CompileError`` where cuobjdump is in none."""
+    return _find_tool("cuobjdump")
+
+
+def _find_tool(name: str) -> Path:
+    found = _find_by_cuda_pathfinder(name) or shutil.which(name) or _find_in_triton(name)
     if found is None:
-        raise CompileError("nvdisasm was not found: install the wheel nvidia-cuda-nvdisasm (wideload[cu13] and wideload[cu12] bring it)")
+        raise CompileError(f"{name} was not found: install the wheel nvidia-cuda-{name} (wideload[cu13] and wideload[cu12] bring it)")
     return Path(found)
 
 
-def _find_by_cuda_pathfinder() -> str | None:
+def _find_by_cuda_pathfinder(name: str) -> str | None:
     try:
         from cuda.pathfinder import find_nvidia_binary_utility
     except ImportError:
         return None
-    found: str | None = find_nvidia_binary_utility("nvdisasm")
+    found: str | None = find_nvidia_binary_utility(name)
     return found
 
 
-def _find_in_triton() -> str | None:
+def _find_in_triton(name: str) -> str | None:
     triton = importlib.util.find_spec("triton")
     locations = triton.submodule_search_locations or () if triton else ()
-    return next((str(path) for location in locations if (path := Path(location, "backends/nvidia/bin/nvdisasm")).is_file()), None)
+    return next((str(path) for location in locations if (path := Path(location, "backends/nvidia/bin", name)).is_file()), None)

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import torch
 
 from wideload import ops
+from wideload.cuda_source import read_cuda
 from wideload.dtypes import DTYPES, dtype_name
 from wideload.errors import DtypeError, LayoutError, WideloadError
 from wideload.fused import FusedFunction
@@ -53,7 +54,7 @@ def find_function(text: str) -> Callable[..., Any]:
     if place.endswith(".cu"):
         if not Path(place).is_file():
             raise WideloadError(f"there is no file {place}")
-        return raw(Path(place).read_text(encoding="utf-8"), name)
+        return raw(read_cuda(Path(place).parent, Path(place).name), name)
     is_file = place.endswith(".py") or "/" in place
     found: Any = _load_file(Path(place)) if is_file else _import_module(place)
     parts = name.split(".")
