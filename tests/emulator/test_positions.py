@@ -189,6 +189,7 @@ def test_positions_beyond_31_bits() -> None:
 def test_64_bit_positions_in_every_family(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wideload.layout.INT31_MAX", 3)
     monkeypatch.setattr("wideload.plan.choice.INT31_MAX", 3)
+    monkeypatch.setattr("wideload.plan.kernel_plan.INT31_MAX", 3)
     x = LAYOUTS[name][1](f32)
     f = wl.fuse(lambda v: (v + wl.linear_index() * 3, torch.bernoulli(v, 0.5)), name="wide")
     seed = seed_of()
