@@ -170,11 +170,12 @@ class FusedFunction:
 
     def _call(self, call: _Call) -> Any:
         """New results of a call."""
-        if call.device.type == "cuda" and not _wants_grad(call.tensors):
+        is_plain, wants_grad = not is_looked_into(call.tensors), _wants_grad(call.tensors)
+        if call.device.type == "cuda" and is_plain and not wants_grad:
             return self._run(call, functools.partial(self._launch, call))
         if call.device.type == "meta":
             return self._run(call, functools.partial(self._call_meta, call))
-        if _wants_grad(call.tensors) and not is_looked_into(call.tensors):
+        if is_plain and wants_grad:
             return self._run(call, functools.partial(self._call_differentiable, call))
         return self._run(call, functools.partial(self._call_reference, call))
 
@@ -489,7 +490,7 @@ class FusedFunction:
 
     def _evaluate(self, call: _Call, traced: Traced, layouts: Sequence[NodeLayout]) -> list[torch.Tensor]:
         """Results by the reference, in the strides that eager gives."""
-        grad = _wants_grad(call.tensors)
+        grad = _wants_grad(call.tensors) or is_looked_into(call.tensors)
         outputs = traced.expr.outputs
         tensors = with_seed(traced.expr, call.tensors, call.device)
         results = evaluate_expr(traced.expr, outputs, tensors, tuple(call.scalars), numerics=self._options.numerics, differentiable=grad)

@@ -30,6 +30,9 @@ _MAX_FORMS = 4096
 """Layouts that one operation keeps what it derived and prepared for; the oldest goes first."""
 
 
+_MOST_IN_SUBSETS = 3
+"""Results up to which each subset of them is looked at for the inputs that its gradients read; of more, all inputs are saved."""
+
 _PLAIN_DISPATCH = torch.Tensor.__torch_dispatch__
 
 
@@ -56,6 +59,7 @@ class _Form:
     outputs: tuple[Output, ...]
     launches: tuple[Launch, ...] | None
     is_recorded: bool
+    wanted: tuple[bool, ...]
     saved: tuple[int, ...]
     constant: tuple[int, ...]
     backwards: dict[Any, _Backward] = field(default_factory=dict)
@@ -79,6 +83,8 @@ class _Form:
         found = self.backwards.get((present, wanted))
         if found is None:
             gradient, op = self.op.derive(self.layouts, present, wanted)
+            if not set(gradient.inputs) <= set(self.saved):  # a shape was taken from another input: of all that were wanted none is missing
+                gradient, op = self.op.derive(self.layouts, present, self.wanted)
             given = gradient.gradients
             is_direct = [len(of.terms) == 1 and not of.terms[0].num_summed and self.devices[of.operand] == self.device for of in given]
             reached = {of.operand for of in given if of.terms}
@@ -181,17 +187,32 @@ class DifferentiableOp:
 
     def _form(self, tensors: Sequence[torch.Tensor], device: torch.device, wanted: tuple[bool, ...]) -> _Form | Literal["reference"]:
         layouts = _layouts(self.expr, tensors, device.type)
+        if any(wanted) and any(0 in layout.shape for layout in layouts):
+            return "reference"  # no elements, no kernel; torch knows the shapes of such gradients
+        recorded = self._recorded_results(wanted)
+        try:
+            saved = self._find_saved(layouts, recorded, wanted)
+        except DtypeError:  # a rule compares, and these numbers are complex
+            return "reference"
         outputs, launches = self._outputs(layouts), None
         if device.type == "cuda" and outputs:
             launches = prepare_launches(self._plans(layouts, tensors, outputs, device), device.index)
-        recorded = self._recorded_results(wanted)
-        try:
-            saved = self.derive(layouts, recorded, wanted)[0].inputs if any(wanted) else ()
-        except DtypeError:  # a rule compares, and these numbers are complex
-            return "reference"
         constant = () if self.is_derived else _where([not is_recorded for is_recorded in recorded])
         devices = tuple(tensor.device for tensor in tensors)
-        return _Form(self, device, devices, layouts, outputs, launches, any(wanted), saved, constant)
+        return _Form(self, device, devices, layouts, outputs, launches, any(wanted), wanted, saved, constant)
+
+    def _find_saved(self, layouts: Sequence[NodeLayout], recorded: tuple[bool, ...], wanted: tuple[bool, ...]) -> tuple[int, ...]:
+        """The inputs that gradients read, whichever of the results have one: other inputs may be read where another result has none."""
+        if not any(wanted):
+            return ()
+        results = _where(recorded)
+        if len(results) > _MOST_IN_SUBSETS:
+            return tuple(range(len(wanted)))
+        inputs: set[int] = set()
+        for number in range(1, 1 << len(results)):
+            subset = {result for at, result in enumerate(results) if number >> at & 1}
+            inputs |= set(self.derive(layouts, tuple(at in subset for at in range(len(recorded))), wanted)[0].inputs)
+        return tuple(sorted(inputs))
 
     def _recorded_results(self, wanted: tuple[bool, ...]) -> tuple[bool, ...]:
         """Which of the ``fresh`` results tensors ``wanted`` have a gradient through."""
@@ -256,8 +277,11 @@ class _Fused(torch.autograd.Function):
         present = tuple([grad is not None for grad in grads])
         if not any(present):
             return (None, None, None, *results)
-        back, saved = form.backward(present, ctx.needs_input_grad[_NUM_OTHERS:]), ctx.saved_tensors
+        back = form.backward(present, ctx.needs_input_grad[_NUM_OTHERS:])
         op = back.op
+        saved: tuple[torch.Tensor, ...] = (
+            ctx.saved_tensors if back.inputs or op.expr.has_draws else ()
+        )  # torch refuses them the second time
         operands = [*[saved[at] for at in back.inputs], *[_resolved(grads[at]) for at in back.incoming]]
         outs = op(operands, ctx.scalars, form.device, saved[-1] if op.expr.has_draws else None) if op.expr.outputs else []
         for operand, output in back.direct:
@@ -277,8 +301,10 @@ _NUM_OTHERS = 3
 
 
 def _resolved(grad: torch.Tensor | None) -> torch.Tensor:
-    """A gradient that has arrived, with pending conjugation and negation done."""
+    """A gradient that has arrived, in memory, with pending conjugation and negation done."""
     assert grad is not None
+    if grad._is_zerotensor():  # zeros without memory
+        return grad.clone()
     return grad.resolve_conj().resolve_neg() if grad.is_conj() or grad.is_neg() else grad
 
 

@@ -418,3 +418,78 @@ def test_wrong_gradients_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_op, "_term", lambda value, term, dtype: term_of(value, term, dtype) * (2 if term.num_summed else 1))
     with pytest.raises(AssertionError, match="seed"):
         test_gradients_of_compositions_are_torchs(range(200))
+
+
+# ---- results without a gradient, and without elements
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: (x.exp()[:, :2], x * 2),
+        lambda x: (torch.where(wl.index(-1) <= wl.index(-2), x, 0.0)[:, :2], x * 2),
+        lambda x: ((x * torch.full_like(x, 3.0))[:, :2], x * 2),
+        lambda x: (x.sin()[:, 1:], x * 2, x[:1] * 3, x.cos()[:, :1], x + 1),
+    ],
+    ids=["slice", "coordinates", "a constant", "more than are looked at"],
+)
+def test_any_of_the_results_may_have_no_gradient(f: Any) -> None:
+    fused = wl.fuse(f)
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    num_results = len(fused(x))
+    for number in range(num_results):
+        (alone,) = torch.autograd.grad(fused(x)[number].sum(), x)
+        masked = [result.sum() * (at == number) for at, result in enumerate(fused.reference(x))]
+        (want,) = torch.autograd.grad(sum(masked), x)
+        torch.testing.assert_close(alone, want)
+
+
+def test_dropped_elements_get_nothing_where_another_result_has_no_gradient() -> None:
+    x = torch.ones(64, 8, requires_grad=True)
+    dropped, _ = wl.fuse(lambda x: (F.dropout(x, 0.5)[:, :2], x * 2))(x)
+    (grad,) = torch.autograd.grad(dropped.sum(), x)
+    assert torch.equal(grad[:, :2], dropped.detach())
+    assert not grad[:, 2:].any()
+
+
+@pytest.mark.parametrize("shape", [(3, 1), (3, 0), (0, 4)])
+def test_slices_without_elements(shape: tuple[int, int]) -> None:
+    x = torch.randn(shape, requires_grad=True)
+    result = wl.fuse(lambda x: x.sin()[:, 1:3])(x)
+    assert result.shape == x.sin()[:, 1:3].shape
+    (grad,) = torch.autograd.grad(result.sum(), x)
+    (want,) = torch.autograd.grad(x.sin()[:, 1:3].sum(), x)
+    assert torch.equal(grad, want)
+
+
+def test_what_saves_nothing_goes_backward_twice() -> None:
+    x, y = torch.randn(3, requires_grad=True), torch.randn(3)
+    total, grad = wl.ops.add(x, y), torch.ones(3)
+    for _ in range(2):
+        assert torch.equal(torch.autograd.grad(total, x, grad)[0], grad)
+
+
+def test_vmap_over_any_dim_of_tensors_without_gradients() -> None:
+    f = wl.fuse(lambda x, y: torch.tanh(x) * y)
+    x, y = torch.randn(3, 4, 5), torch.randn(4, 3, 5)
+    torch.testing.assert_close(torch.vmap(f, (1, 0))(x, y), torch.tanh(x.transpose(0, 1)) * y)
+
+
+def test_what_looks_into_torch_never_meets_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tangents and batches are torch's, on a GPU too, where nothing wants a gradient."""
+    launched: list[Any] = []
+    monkeypatch.setattr(wl.FusedFunction, "_launch", lambda self, call, key, traced: launched.append(call) or call.tensors[0])
+
+    def as_on_a_gpu(self: Any, call: Any) -> None:
+        call.device = torch.device("cuda", 0)
+
+    f, x = wl.fuse(lambda x: x * 2), torch.ones(3, 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(wl.FusedFunction, "_check_devices", as_on_a_gpu)
+        f(x)
+    assert len(launched) == 1
+    monkeypatch.setattr(wl.FusedFunction, "_check_devices", as_on_a_gpu)
+    monkeypatch.setattr(wl.FusedFunction, "_call_reference", lambda self, call, key, traced: call.tensors[0])
+    torch.func.jvp(f, (x,), (x,))
+    torch.vmap(f)(x)
+    assert len(launched) == 1
