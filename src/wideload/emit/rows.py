@@ -10,7 +10,7 @@ from wideload.emit.element import element_loop
 from wideload.emit.positions import count_positions, declare_positions, set_positions
 from wideload.emit.signature import emit_definition, emit_uniform
 from wideload.emit.text import INDEX_TYPES, division_sizes, take_apart, unrolled
-from wideload.emit.walk import WalkedLoad, guarded, walk_sizes, walked_loads, whole_loads, whole_words
+from wideload.emit.walk import WalkedLoad, guarded, store_functions, walk_sizes, walked_loads, whole_loads, whole_words
 from wideload.lower import Program
 from wideload.plan import THREADS, Variant
 
@@ -22,8 +22,7 @@ def emit_rows(program: Program, variant: Variant) -> str:
     rank, count = variant.rank, variant.elements
     index, unsigned, _ = INDEX_TYPES[variant.index_bits]
     loads = walked_loads(program, variant)
-    by_name = {} if variant.is_whole else {"vector": "whole"}
-    stores = [(r, by_name.get(access, access)) for r, access in zip(program.results, variant.stores, strict=True)]
+    stores = list(zip(program.results, store_functions(variant), strict=True))
     divisors, inner = [f"size{d}" for d in range(rank - 1)], [f"at{d}" for d in range(rank - 1)]
     sizes = ["n", "pad", *division_sizes(divisors), *walk_sizes(loads, rank)]
 
@@ -72,7 +71,7 @@ def emit_rows(program: Program, variant: Variant) -> str:
         *guarded(
             variant,
             "is_full",
-            [f"store_{access}({r.name}_data + e, {r.name}_v);" for r, access in stores],
+            [f"{store}({r.name}_data + e, {r.name}_v);" for r, store in stores],
             "the ends of the output",
             [f"store_some({r.name}_data, e, n, {r.name}_v);" for r in program.results],
         ),

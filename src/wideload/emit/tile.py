@@ -13,7 +13,7 @@ from wideload.emit.element import element_call
 from wideload.emit.positions import count_positions
 from wideload.emit.signature import emit_definition, emit_uniform
 from wideload.emit.text import INDEX_TYPES, division_sizes, indented, unrolled
-from wideload.emit.walk import WalkedLoad, whole_words
+from wideload.emit.walk import WalkedLoad, store_functions, whole_words
 from wideload.lower import Parameter, Program
 from wideload.plan import ACCESS_BYTES, REGISTER_BYTES, Access, Variant
 
@@ -317,9 +317,8 @@ class _TileText:
         return lines + unrolled("e", self.tile.width, [element_call(self.program, operands, results)])
 
     def _store_whole(self) -> list[str]:
-        stores = zip(self.program.results, self.variant.stores, strict=True)
-        by = {"vector": "whole", "elements": "elements"}
-        return [f"store_{by[how]}({r.name}_data + ({self._line_of(r.name)} + ({self.unsigned})column), {r.name}_v);" for r, how in stores]
+        stores = zip(self.program.results, store_functions(self.variant), strict=True)
+        return [f"{store}({r.name}_data + ({self._line_of(r.name)} + ({self.unsigned})column), {r.name}_v);" for r, store in stores]
 
     def _store_inside(self) -> list[str]:
         lines = []

@@ -12,7 +12,7 @@ from wideload.emit.text import indented
 from wideload.lower import Parameter, Program
 from wideload.plan import Access, Variant
 
-__all__ = ["WalkedLoad", "guarded", "walk_sizes", "walked_loads", "whole_loads", "whole_words"]
+__all__ = ["WalkedLoad", "guarded", "store_functions", "walk_sizes", "walked_loads", "whole_loads", "whole_words"]
 
 
 @dataclass(frozen=True)
@@ -83,3 +83,9 @@ def guarded(variant: Variant, condition: str, whole: Sequence[str], comment: str
     if variant.is_whole or not whole:
         return list(whole)
     return [f"if ({condition}) {{  // whole accesses", *indented(whole), f"}} else {{  // {comment}", *indented(edge), "}"]
+
+
+def store_functions(variant: Variant) -> list[str]:
+    """The function that stores each result: whole accesses by name, but for rows without edges, whose plain stores stay whole."""
+    whole = "store_vector" if variant.is_whole and not variant.tile else "store_whole"
+    return [whole if access == "vector" else f"store_{access}" for access in variant.stores]
