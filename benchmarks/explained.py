@@ -22,7 +22,7 @@ import torch
 
 import wideload as wl
 from spoilt import Make, Spoilt, spoilt_kernels
-from table import describe_environment, find_device, name_environment
+from table import Finding, describe_environment, find_device, name_environment
 from wideload.analyze.explain import Explanation
 from wideload.gpus import find_target
 
@@ -38,19 +38,6 @@ HANDWRITTEN = ("strided", "structs", "misaligned", "uncoalesced")
 SIDE = 1 << 15
 N = SIDE * SIDE
 """Floats of a result: 4 GiB, of which the L2 keeps no more than 1.5 % when the kernel ends."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """What was compared, and whether it agrees."""
-
-    what: str
-    found: str
-    allowed: str
-    is_kept: bool
-
-    def __str__(self) -> str:
-        return f"{self.what:<42}{self.found:<62}{self.allowed:<22}{'PASS' if self.is_kept else 'short'}"
 
 
 @dataclass(frozen=True)
@@ -71,26 +58,26 @@ LAYOUTS = (
 )
 
 
-def counter_rows(name: str, explanation: Explanation, l2_bytes: float, labels: Sequence[str] = COUNTED) -> Iterator[Row]:
+def counter_rows(name: str, explanation: Explanation, l2_bytes: float, labels: Sequence[str] = COUNTED) -> Iterator[Finding]:
     """A row for each counter of the one kernel: ``labels`` within 2 %, `EXACT` equal."""
     (counters,) = explanation.counters
     for label in (*labels, *EXACT):
         if label not in counters.counted or label not in counters.computed:
-            yield Row(f"{name}: {label}", "not counted", "a counter", False)
+            yield Finding(f"{name}: {label}", "not counted", "a counter", False)
             continue
         counted, computed = counters.counted[label].value, counters.computed[label].value
         if label in EXACT:
             is_equal = abs(counted - computed) <= _ROUNDED
-            yield Row(f"{name}: {label}", f"{computed:g} computed, {counted:g} counted", "equal", is_equal)
+            yield Finding(f"{name}: {label}", f"{computed:g} computed, {counted:g} counted", "equal", is_equal)
             continue
         # Written bytes that are still in the L2 when the kernel ends are not yet counted.
         least = computed * (1 - AGREES_WITHIN) - (l2_bytes if label == "DRAM written" else 0)
         apart = counted / computed - 1 if computed else counted
         found = f"{computed:,.0f} computed, {counted:,.0f} counted: {apart:+.2%}"
-        yield Row(f"{name}: {label}", found, f"within {AGREES_WITHIN:.0%}", least <= counted <= computed * (1 + AGREES_WITHIN))
+        yield Finding(f"{name}: {label}", found, f"within {AGREES_WITHIN:.0%}", least <= counted <= computed * (1 + AGREES_WITHIN))
 
 
-def layout_rows(device: torch.device) -> Iterator[Row]:
+def layout_rows(device: torch.device) -> Iterator[Finding]:
     """Computed figures beside counters."""
     l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
     make = functools.partial(torch.empty, device=device)  # what is counted runs on memory of its own
@@ -99,7 +86,7 @@ def layout_rows(device: torch.device) -> Iterator[Row]:
         try:
             explanation = fused.explain(*layout.arguments(make), measure=False, ncu=True)
         except wl.DeviceError as error:
-            yield Row(layout.name, str(error), "counters", False)
+            yield Finding(layout.name, str(error), "counters", False)
             return
         yield from counter_rows(layout.name, explanation, l2_bytes)
         torch.cuda.empty_cache()
@@ -110,12 +97,12 @@ def layout_rows(device: torch.device) -> Iterator[Row]:
             yield from counter_rows(spoilt.name, explanation, l2_bytes, REQUESTED)
 
 
-def verdict_row(spoilt: Spoilt, explanation: Explanation) -> Row:
+def verdict_row(spoilt: Spoilt, explanation: Explanation) -> Finding:
     """Whether the first verdict names the cause."""
     named = ", ".join(f"{v.limit} {v.effect.value:.2f}x" for v in explanation.verdicts if v.limit != "memory") or "memory"
     measured, wall = explanation.measured_time, explanation.achievable_time
     took = f"; {measured.value:.0f} us, {measured.value / wall.value:.2f}x the wall" if measured and wall else ""
-    return Row(f"spoilt: {spoilt.name}", f"{named}{took}", spoilt.cause, explanation.verdicts[0].limit == spoilt.cause)
+    return Finding(f"spoilt: {spoilt.name}", f"{named}{took}", spoilt.cause, explanation.verdicts[0].limit == spoilt.cause)
 
 
 def explain_spoilt(target: str | None, device: torch.device | None) -> Iterator[tuple[Spoilt, Explanation]]:
@@ -152,10 +139,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 2
         environment = describe_environment(device)
         print(name_environment(environment))
-    rows: list[Row] = []
+    rows: list[Finding] = []
     explanations: dict[str, Any] = {}
 
-    def add(row: Row) -> None:
+    def add(row: Finding) -> None:
         rows.append(row)
         print(row, flush=True)
 

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 import wideload as wl
-from table import NOT_BEHIND, SCHEMA, SEED, Draw, describe_environment, find_device, name_environment
+from table import NOT_BEHIND, SCHEMA, SEED, Draw, choose_cases, describe_environment, find_device, name_environment
 from wideload.measure.wall import FAULT_RATIO, Ceiling, find_ceiling, nearest_mix, prepare_movers, time_cold
 
 AT_THE_WALL = 0.97
@@ -247,9 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", metavar="TEXT", help="run the cases with TEXT in their names; may be repeated")
     parser.add_argument("--json", type=Path, help="where to write all samples and the environment")
     options = parser.parse_args(arguments)
-    chosen = [case for case in CASES if options.only is None or any(text in case.name for text in options.only)]
-    if not chosen:
-        parser.error(f"--only {' '.join(options.only)}: no case has that in its name. Cases: {'; '.join(case.name for case in CASES)}")
+    chosen = choose_cases(parser, CASES, options.only)
     try:
         device = find_device()
     except wl.DeviceError as error:

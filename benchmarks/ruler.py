@@ -13,13 +13,12 @@ import json
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 import wideload as wl
-from table import describe_environment, find_device, name_environment
+from table import Finding, describe_environment, find_device, name_environment
 
 # The gap that `wl.bench` takes off is found with a torch.neg of 2^20 elements: the row of that size agrees by construction, the others not.
 SIZES_LOG2 = (19, 20, 22, 24, 26, 28, 30)
@@ -44,19 +43,6 @@ def sines(x: torch.Tensor) -> torch.Tensor:
     for _ in range(NUM_SINES):
         x = torch.sin(x)
     return x
-
-
-@dataclass(frozen=True)
-class Row:
-    """A figure, what it must keep to, and whether it does."""
-
-    what: str
-    found: str
-    allowed: str
-    is_kept: bool
-
-    def __str__(self) -> str:
-        return f"{self.what:<46}{self.found:<36}{self.allowed:<24}{'PASS' if self.is_kept else 'short'}"
 
 
 def kernel_us(fn: wl.FusedFunction, x: torch.Tensor) -> float:
@@ -84,7 +70,7 @@ def cases(device: torch.device) -> Iterator[tuple[str, wl.FusedFunction, torch.T
     yield "2^27 fp64, 40 sines", sines, wl.random_tensor((1 << 27,), torch.float64, device=device)
 
 
-def bench_rows(device: torch.device) -> Iterator[Row]:
+def bench_rows(device: torch.device) -> Iterator[Finding]:
     """Two rows a case: two results of `wl.bench`, and the first beside what the profiler says of a third run."""
     for name, fn, x in cases(device):
         first, second = (_median_us(wl.bench(fn, x)) for _ in range(2))
@@ -92,25 +78,25 @@ def bench_rows(device: torch.device) -> Iterator[Row]:
         for what, other, within in (("bench, bench", second, REPEATS_WITHIN), ("bench, profiler", profiled, AGREES_WITHIN)):
             apart = first / other - 1
             found = f"{first:.2f} us, {other:.2f} us: {apart:+.2%}"
-            yield Row(f"{what}: {name}", found, f"within {within:.0%}", abs(apart) <= within)
+            yield Finding(f"{what}: {name}", found, f"within {within:.0%}", abs(apart) <= within)
         torch.cuda.empty_cache()
 
 
-def itself_rows(device: torch.device, num_pairs: int) -> Iterator[Row]:
+def itself_rows(device: torch.device, num_pairs: int) -> Iterator[Finding]:
     """A short call, timed in graphs, and a long one, timed by events."""
     for log2 in (20, 26):
         x = wl.random_tensor((1 << log2,), torch.float32, device=device)
         tested = wl.self_test(negate, x, num_pairs=num_pairs)
         found = ", ".join(f"{count} {verdict}" for verdict, count in sorted(tested.verdicts.items()))
-        yield Row(f"compared with itself: 2^{log2} fp32 negated", found, f"{FALSE_WITHIN:.0%} false", tested.false_rate <= FALSE_WITHIN)
+        yield Finding(f"compared with itself: 2^{log2} fp32 negated", found, f"{FALSE_WITHIN:.0%} false", tested.false_rate <= FALSE_WITHIN)
 
 
-def ceiling_rows(device: torch.device) -> Iterator[Row]:
+def ceiling_rows(device: torch.device) -> Iterator[Finding]:
     """The roofline's measured ceilings."""
     ceilings = wl.roofline(device, refresh=True).ceilings
     for mix, least in CEILINGS_TBPS.items():
         tbps = ceilings[mix].value / 1e3
-        yield Row(f"ceiling of {mix}", f"{tbps:.3f} TB/s", f"at least {least} (H200)", tbps >= least)
+        yield Finding(f"ceiling of {mix}", f"{tbps:.3f} TB/s", f"at least {least} (H200)", tbps >= least)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -126,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     environment = describe_environment(device)
     print(name_environment(environment))
-    rows: list[Row] = []
+    rows: list[Finding] = []
     for found in (bench_rows(device), itself_rows(device, options.pairs), ceiling_rows(device)):
         for row in found:
             rows.append(row)

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -102,6 +102,19 @@ class BesideTime:
     name: str
     nbytes: int
     time_us: float
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A figure, what it must keep to, and whether it does."""
+
+    what: str
+    found: str
+    allowed: str
+    is_kept: bool
+
+    def __str__(self) -> str:
+        return f"{self.what:<48}{self.found:<62}{self.allowed:<24}{'PASS' if self.is_kept else 'short'}"
 
 
 @dataclass(frozen=True)
@@ -280,9 +293,7 @@ def run_cases(description: str | None, cases: Sequence[Case], num_elements: int,
     parser.add_argument("--no-compile", action="store_true", help="leave out torch.compile")
     parser.add_argument("--json", type=Path, help="where to write all samples and the environment")
     options = parser.parse_args(arguments)
-    chosen = [case for case in cases if options.only is None or any(text in case.name for text in options.only)]
-    if not chosen:
-        parser.error(f"--only {' '.join(options.only)}: no case has that in its name. Cases: {'; '.join(case.name for case in cases)}")
+    chosen = choose_cases(parser, cases, options.only)
     try:
         device = find_device()
     except wl.DeviceError as error:
@@ -314,6 +325,22 @@ def run_cases(description: str | None, cases: Sequence[Case], num_elements: int,
     for name in failed:
         print(f"{name}  FAILED: see the traceback above")
     return int(bool(failed) or any(row.verdict != "PASS" for row in rows))
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+_NamedT = TypeVar("_NamedT", bound=_Named)
+
+
+def choose_cases(parser: argparse.ArgumentParser, cases: Sequence[_NamedT], texts: Sequence[str] | None) -> list[_NamedT]:
+    """The cases with one of ``texts`` in their names, or all. Exits by the parser's error where there are none."""
+    chosen = [case for case in cases if texts is None or any(text in case.name for text in texts)]
+    if not chosen:
+        parser.error(f"--only {' '.join(texts or ())}: no case has that in its name. Cases: {'; '.join(case.name for case in cases)}")
+    return chosen
 
 
 def find_device() -> torch.device:

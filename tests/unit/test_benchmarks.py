@@ -513,7 +513,7 @@ def test_false_verdicts_and_low_ceilings_are_short(monkeypatch: pytest.MonkeyPat
 def test_the_ruler_prints_and_writes_each_row_and_fails_where_one_is_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    good, bad = ruler.Row("a", "1", "2", True), ruler.Row("b", "1", "2", False)
+    good, bad = ruler.Finding("a", "1", "2", True), ruler.Finding("b", "1", "2", False)
     monkeypatch.setattr(ruler, "find_device", lambda: CPU)
     for name in ("bench_rows", "ceiling_rows"):
         monkeypatch.setattr(ruler, name, lambda device: iter([good]))
