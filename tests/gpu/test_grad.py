@@ -35,7 +35,7 @@ def launches(run: Callable[[], Any]) -> list[str]:
     """The names of the kernels that ``run`` launches, when everything has been compiled."""
     run()
     torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         run()
         torch.cuda.synchronize()
     return [
@@ -136,6 +136,7 @@ def test_graphs_streams_and_numbers_on_the_host() -> None:
     assert gs.item() == pytest.approx(y.sum().item() / 3)
 
     masked = wl.fuse(lambda x: F.dropout(x, 0.5) * x)
+    x = torch.ones(4096, device=DEVICE, requires_grad=True)  # y holds the other's gradient accumulator, which belongs to its stream
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         for _ in range(2):
