@@ -22,12 +22,14 @@ from wideload.nvrtc import compile_cubin
 
 __all__ = ["ARCH", "PASSES", "Outcome", "Status", "check_pair"]
 
-Status = Literal["equal", "bounded", "close", "refused", "differs", "crashes", "none"]
+Status = Literal["equal", "bounded", "close", "as_cpu", "refused", "differs", "crashes", "none"]
 """``equal`` bit for bit; ``bounded`` by the table's error bounds of the ops it is made of, beside
 eager or beside torch's fp64 of the same numbers, rounded; ``close`` by torch.testing's tolerances for
-the dtype, as torch's own tests ask. ``refused`` with a ``TraceError`` or a ``DtypeError``. ``none``: torch itself computes no sample."""
+the dtype, as torch's own tests ask; ``as_cpu`` one of these beside eager on the CPU, where it
+contradicts eager on the GPU. ``refused`` with a ``TraceError`` or a ``DtypeError``. ``none``: torch
+itself computes no sample, or puts the results of all on another device, which a fused function must refuse."""
 
-PASSES: tuple[Status, ...] = ("equal", "bounded", "close")
+PASSES: tuple[Status, ...] = ("equal", "bounded", "close", "as_cpu")
 _ORDER: tuple[Status, ...] = ("none", *PASSES, "refused", "differs", "crashes")
 ARCH = "sm_90"
 """What kernels are planned and compiled for where there is no GPU."""
@@ -87,6 +89,7 @@ def _check_sample(
         except Exception:  # whatever torch's reason
             return "none", ""
     status: Status = "equal"
+    elsewhere = runs and bool(_devices(want) - _devices(tensors))
     try:
         f = _fuse(op.function, text, constants, numerics)
         plan = f.plan(*tensors, target=ARCH) if plans else None
@@ -95,14 +98,48 @@ def _check_sample(
             for kernel in plan.kernels:
                 _compile(kernel.source, kernel.name)
         if runs:
-            status = max(_compare(f, tensors, f(*tensors), want, functools.partial(_in_double, op, sample)), key=_ORDER.index)
+            got, wide = f(*tensors), functools.partial(_in_double, op, sample)
+            try:
+                status = max(_compare(f, tensors, got, want, wide), key=_ORDER.index)
+            except _Differs:
+                if not _is_cpus(f, tensors, got, op, sample, wide):
+                    raise
+                status = "as_cpu"
+        if elsewhere:
+            raise _Differs("a result on another device was not refused")
     except (TraceError, DtypeError) as error:
-        return "refused", _first_line(error)
+        return ("none", "") if elsewhere else ("refused", _first_line(error))
     except _Differs as error:
         return "differs", f"{text}: {error}"
     except Exception as error:
         return "crashes", f"{text}: {type(error).__name__}: {_first_line(error)}"
     return status, text if status != "equal" else ""
+
+
+def _is_cpus(f: FusedFunction, tensors: list[torch.Tensor], got: Any, op: Selected, sample: Sample, wide: Callable[[], Any]) -> bool:
+    """Whether a GPU's result, which is not its eager torch's, is that of eager torch on the CPU."""
+    if all(tensor.device.type == "cpu" for tensor in tensors):
+        return False
+    try:
+        want = op.function(*_to_cpu(sample.args), **_to_cpu(sample.kwargs))
+        list(_compare(f, tensors, _to_cpu(got), want, lambda: _to_cpu(wide())))
+    except Exception:  # whatever torch's reason, or another difference
+        return False
+    return True
+
+
+def _to_cpu(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.cpu()
+    if isinstance(value, dict):
+        return {key: _to_cpu(item) for key, item in value.items()}
+    return type(value)(map(_to_cpu, value)) if isinstance(value, (tuple, list)) else value
+
+
+def _devices(value: Any) -> set[torch.device]:
+    if isinstance(value, torch.Tensor):
+        return {value.device}
+    return set[torch.device]().union(*map(_devices, value)) if isinstance(value, (tuple, list)) else set()
 
 
 def _first_line(error: Exception) -> str:

@@ -65,6 +65,7 @@ def render_report(path: Path) -> str:
     compiled = f"; every kernel compiled for {about['compiled']}" if about.get("compiled") else ""
     text = f'On {about["on"]} with torch {about["torch"]}, `numerics="{about["numerics"]}"`: **{share}**{compiled}.\n\n'
     kinds = ("equal", "equal bit for bit"), ("bounded", "within the table's bounds"), ("close", "within torch's own tolerances")
+    kinds += (("as_cpu", "as eager computes it on the CPU, not on the GPU"),) if counts["as_cpu"] else ()
     text += f"{', '.join(f'{counts[status]:,} {what}' for status, what in kinds)}.\n"
     groups = _groups(outcomes)
     if groups:

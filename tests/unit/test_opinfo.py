@@ -32,12 +32,36 @@ def test_the_record_is_what_a_run_gives() -> None:
         assert (got.status in PASSES) == (want.status in PASSES), f"{got}, recorded: {want}"
 
 
+EAGER_IS_WRONG = {
+    **dict.fromkeys(
+        [("__rmod__", dtype) for dtype in ("int8", "int16", "int32", "int64", "uint8")], "a remainder by zero, undefined on a GPU"
+    ),
+    **dict.fromkeys(
+        [
+            (op, dtype)
+            for op in (*(f"polygamma.polygamma_n_{n}" for n in range(5)), "special.polygamma.special_polygamma_n_0")
+            for dtype in ("int8", "int16")
+        ],
+        "infinite at poles, where eager has the rounding of sin(pi x)",
+    ),
+    ("special.ndtr", "bfloat16"): "eager rounds to bf16 in the midst of it: 0 where 2.1e-5 is right",
+    ("special.bessel_j0", "float64"): "3.6e-7 off near 5.03, by mpmath",
+    ("special.bessel_y1", "float64"): "8.3e-7 off near 5.03, by mpmath",
+}
+"""Where a GPU's results differ from eager's on purpose."""
+
+
 def test_the_record_holds_the_share() -> None:
     for path in RESULTS.values():
         if path.exists():
             outcomes = [outcome for outcome in read_report(path)[1] if outcome.status != "none"]
             assert sum(outcome.status in PASSES for outcome in outcomes) >= LEAST_SHARE * len(outcomes)
-            assert {outcome.status for outcome in outcomes} <= {*PASSES, "refused"}, "a crash or a wrong result"
+            wrong = [
+                outcome
+                for outcome in outcomes
+                if outcome.status not in (*PASSES, "refused") and (outcome.op, outcome.dtype) not in EAGER_IS_WRONG
+            ]
+            assert not wrong, "a crash or a wrong result"
             assert all(outcome.reason for outcome in outcomes if outcome.status == "refused")
 
 
@@ -87,6 +111,7 @@ def test_refusals_crashes_and_samples_that_torch_refuses() -> None:
     assert check_pair(pair_of(lambda x: x.cumsum(0), X), torch.float32, "cpu").status == "refused"
     assert check_pair(pair_of(crash, X), torch.float32, "cpu").status == "crashes"
     assert check_pair(pair_of(lambda x: x & 1, X), torch.float32, "cpu").status == "none"
+    assert check_pair(pair_of(lambda x: torch.ones_like(x, device="meta"), X), torch.float32, "cpu").status == "none"
 
 
 def test_a_report_says_what_it_was_told(tmp_path: Path) -> None:
