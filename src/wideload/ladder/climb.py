@@ -6,7 +6,6 @@ It must not know what a rung computes, nor how results are checked.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import os
 from collections import Counter
@@ -406,8 +405,7 @@ def _compile_all(rungs: Sequence[Rung], arch: str, gpu: Gpu, report: Report) -> 
 
     compiled, failed = [], {}
     with ThreadPoolExecutor(min(os.cpu_count() or 1, _MAX_THREADS)) as threads:
-        first = list(map(compile_one, rungs[:1]))  # alone: cuda.core is imported then, which two threads cannot do at once
-        for done, (rung, found) in enumerate(zip(rungs, itertools.chain(first, threads.map(compile_one, rungs[1:])), strict=True)):
+        for done, (rung, found) in enumerate(zip(rungs, threads.map(compile_one, rungs), strict=True)):
             report("compiling", done, len(rungs))
             if isinstance(found, Exception):
                 failed[rung.name] = found
