@@ -37,9 +37,12 @@ from wideload.analyze.explain import Explanation
 from wideload.cache import read_stored
 from wideload.errors import DeviceError, TraceError, WideloadError
 from wideload.fused import FusedFunction, fuse
+from wideload.gpus import find_target
 from wideload.ide import find_headers, write_clangd
-from wideload.ladder.climb import Ladder, climb
+from wideload.ladder import routes
+from wideload.ladder.climb import MAX_SECONDS, Ladder, climb
 from wideload.ladder.rungs import find_rungs
+from wideload.launch import device_arch
 from wideload.measure.sweep import Point, Sweep, compare_sweeps, read_sweep
 from wideload.nvrtc import nvrtc_version
 from wideload.raw_kernel import RawKernel
@@ -419,6 +422,11 @@ def compare(
     raise typer.Exit(comparison.exit_code)
 
 
+class _Route(StrEnum):
+    STANDALONE = "standalone"
+    EXTENSION = "extension"
+
+
 @app.command()
 def ladder(
     rungs: Annotated[list[str] | None, typer.Argument(help="Rungs, such as add_bf16_vec8: all of them if left out.")] = None,
@@ -426,8 +434,14 @@ def ladder(
         str | None, typer.Option(help="A GPU that need not be here, to compile for: h200, a100. Nothing is run.", metavar="GPU")
     ] = None,
     device: Annotated[str | None, typer.Option(help="Without --target, the GPU to check and time on: cuda:1.")] = None,
-    max_seconds: Annotated[float, typer.Option(min=0.0, help="Sampling each kernel ends then at the latest.")] = 2.0,
-    source: Annotated[bool, typer.Option("--source", help="Print the CUDA of the rungs instead, and where its files are.")] = False,
+    max_seconds: Annotated[float, typer.Option(min=0.0, help="Sampling each kernel ends then at the latest.")] = MAX_SECONDS,
+    route: Annotated[
+        _Route | None, typer.Option(help="Build and run the vector add without wl.raw: a program by nvcc, an extension by torch.")
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where --route standalone puts its program.", metavar="FILE")] = Path(
+        "vector_add"
+    ),
+    source: Annotated[bool, typer.Option("--source", help="Print the CUDA of the rungs or the route instead, and where it is.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object instead of a table.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Write the table in Markdown.")] = False,
 ) -> None:
@@ -437,22 +451,38 @@ def ladder(
     wideload ladder
     wideload ladder --target a100 --markdown
     wideload ladder add_bf16_vec8 --source
+    wideload ladder --route standalone
+    wideload ladder --route extension
 
-    With --target, what can be said without a GPU: access widths, registers, occupancy, sectors, the least time.
+    With --target, what can be said without a GPU: access widths, registers, occupancy, sectors, the least time; a route is only built.
     Exits with 1 if a result is wrong. docs/ladder.md walks the rungs.
     """
     if as_json and as_markdown:
         raise typer.BadParameter("--json and --markdown both write to standard output: choose one")
+    if route is not None and (rungs or as_markdown):
+        raise typer.BadParameter(
+            "--route takes no rungs and no --markdown: a route has one kernel for each dtype, and prints a line for it"
+        )
     chosen = find_rungs(rungs or ())
     if source:
         folder = Path(str(resources.files("wideload"))) / "ladder"
-        for file in dict.fromkeys(rung.file for rung in chosen):
-            typer.echo(f"// {folder / file}\n{(folder / file).read_text(encoding='utf-8')}")
+        paths = [routes.SOURCES[route.value]] if route else [folder / file for file in dict.fromkeys(rung.file for rung in chosen)]
+        for path in paths:
+            typer.echo(f"// {path}\n{path.read_text(encoding='utf-8')}")
+        return
+    where = None if target else _find_device(device)
+    if route is not None:
+        _take_route(route, target, where, output, as_json, max_seconds)
         return
     with _progress() as progress:
-        task = progress.add_task("climbing", total=len(chosen))
-        where = None if target else _find_device(device)
-        found = climb(chosen, target, where, lambda name: progress.advance(task), max_seconds)
+        task = progress.add_task("", total=len(chosen))
+        found = climb(
+            chosen,
+            target,
+            where,
+            lambda what, done, total: progress.update(task, description=what, completed=done, total=total),
+            max_seconds,
+        )
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=1))
     elif as_markdown:
@@ -460,6 +490,31 @@ def ladder(
     else:
         _print_ladder(found)
     raise typer.Exit(1 if found.faults else 0)
+
+
+def _take_route(route: _Route, target: str | None, where: torch.device | None, output: Path, as_json: bool, max_seconds: float) -> None:
+    """Build and, where there is a GPU and no target, run. Exits with 1 if a result is wrong."""
+    if where is not None and where.type != "cuda":
+        raise DeviceError("there is no GPU to run it on; name one to build for: --target h200")
+    arch = find_target(target).arch if target else device_arch(where.index if where is not None else 0)
+    faults: tuple[str, ...] = ()
+    times: tuple[routes.RouteTime, ...] = ()
+    with _err.status(f"building for {arch}") as status:
+        if route is _Route.STANDALONE:
+            built = routes.build_standalone(arch, output)
+            status.update("running")
+            times = routes.run_standalone(built.path, device=where.index) if where is not None else ()
+        else:
+            built, module = routes.build_extension(arch)
+            status.update("running")
+            if where is not None:
+                faults = routes.check_extension(module, where)
+                times = routes.time_extension(module, where, max_seconds=max_seconds)
+    if as_json:
+        typer.echo(json.dumps({**built.to_dict(times), "faults": faults}, indent=1))
+    else:
+        typer.echo("\n".join((f"{built.path}: for {built.arch}, by nvcc {built.nvcc}", *map(str, times), *faults)))
+    raise typer.Exit(1 if faults or any(time.fault for time in times) else 0)
 
 
 def _print_ladder(found: Ladder) -> None:

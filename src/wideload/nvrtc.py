@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+import threading
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -16,6 +17,7 @@ from wideload.errors import CompileError
 __all__ = ["Cubin", "compile_cubin", "compile_options", "compile_ptx", "nvrtc_identity", "nvrtc_version"]
 
 _INSTALL = "install wideload[cu13], or wideload[cu12] where the driver is for CUDA 12"
+_import_lock = threading.Lock()
 _CONTEXT_LINES = 2
 """Source lines shown before and after one that NVRTC refused."""
 _WHEELS = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
@@ -137,7 +139,8 @@ def _compile(source: str, *, arch: str, name: str, fma: bool, lineinfo: bool) ->
         known = ", ".join(f"sm_{number}" for number in _supported_archs())
         raise CompileError(f"NVRTC {_version()} does not know {arch!r}; it compiles for {known}")
     try:
-        from cuda.core import Program, ProgramOptions  # here: the import takes 100 ms
+        with _import_lock:  # two threads that import it at once find it unfinished
+            from cuda.core import Program, ProgramOptions  # here: the import takes 100 ms
     except ImportError as error:
         raise CompileError(f"cuda.core could not be imported: {_INSTALL}; Python said: {error}") from error
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
 import runpy
 import tomllib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,7 +21,9 @@ from typer.testing import CliRunner
 
 import wideload as wl
 from tests.opinfo.report import RESULTS, render_report
+from tests.results import bench_result, contender
 from wideload.cli import app
+from wideload.ladder.climb import Claim, Ladder, Measured, Row
 from wideload.measure import EXIT_CODES
 from wideload.measure.labels import LabelCode
 from wideload.ops_table import OPS
@@ -121,7 +125,45 @@ def coverage() -> str:
     return "\n".join(render_report(path) for path in RESULTS.values() if path.exists())
 
 
-PARTS: dict[str, Callable[[], str]] = {"bounds": bounds_table, "coverage": coverage, "exact ops": exact_ops, "layers": layers_table}
+def measured_ladders() -> str:
+    """What `wideload ladder --json` gave on each GPU."""
+    ladders = [read_ladder(path) for path in sorted((ROOT / "benchmarks" / "results").glob("ladder-*.json"))]
+    return "\n".join(map(render_ladder, ladders)) or "Measured on an H200: not yet.\n"
+
+
+def read_ladder(path: Path) -> Ladder:
+    ladder = Ladder.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    assert ladder.is_measured, f"{path.name} was only compiled"
+    assert ladder.faults == (), f"{path.name} is no result"
+    assert ladder.environment is not None
+    assert ladder.environment.commit, f"{path.name} does not name its commit"
+    return ladder
+
+
+def render_ladder(ladder: Ladder) -> str:
+    """The measured columns; those that are compiled stand in the table above it."""
+    where = ladder.environment
+    assert where is not None
+    shown = [ladder.columns.index(name) for name in ("rung", "least us", "us", "GB/s", "nominal", "wall", "torch us", "article")]
+    rows = [
+        [ladder.columns[k] for k in shown],
+        ["---", *["---:"] * 6, "---"],
+        *[[ladder.cells(row)[k] for k in shown] for row in ladder.rows],
+    ]
+    head = (
+        f"{where.gpu}, driver {where.driver}, torch {where.torch}, commit {where.commit}; {ladder.nominal_gbps:,.0f} GB/s nominal, cold L2"
+    )
+    notes = "".join(f"- {note}\n" for note in ladder.notes)
+    return f"{head}:\n\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows) + (f"\n{notes}" if notes else "")
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "bounds": bounds_table,
+    "coverage": coverage,
+    "exact ops": exact_ops,
+    "layers": layers_table,
+    "measured ladders": measured_ladders,
+}
 
 
 # ---- comparing
@@ -188,6 +230,32 @@ def test_a_block_that_raises_fails(tmp_path: Path) -> None:
     path.write_text("text\n\n```python\nprint(undefined)\n```\n")
     with pytest.raises(NameError, match="undefined"):
         render(path)
+
+
+def test_a_measured_ladder_fills_its_table(tmp_path: Path) -> None:
+    where = bench_result(contender("x", [1.0, 1.0])).environment
+    claims = (Claim("sectors", 4, 4, found=4.0, holds=True), Claim("share", 0.8, 0.92, found=0.75, holds=False))
+    row = Row("add", "a.cu", "", "", (8,), ("add",), ((32, 2),), ((32, 1),), 8, 0, 1.0, 4.0, 1.0, 64, 32, 12, 671.1, "memory", claims)
+    timed = Measured(874.2, 750.0, 3.685e12, 0.75, 0.847, ("THROTTLED: power",))
+    ladder = Ladder("H200 SXM", "sm_90", 4917.0, True, (replace(row, measured=timed, why_not="because"),), environment=where)
+    path = tmp_path / "ladder-h200-abc123.json"
+    path.write_text(json.dumps(ladder.to_dict()))
+    assert render_ladder(read_ladder(path)) == (
+        "NVIDIA H200, driver 580, torch 2.11.0, commit abc123; 4,917 GB/s nominal, cold L2:\n\n"
+        "| rung | least us | us | GB/s | nominal | wall | torch us | article |\n"
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |\n"
+        "| add | 671 | 874.2 | 3685 | 75.0% | 84.7% | 750.0 | 4 sectors: yes; 80%-92%: no |\n\n"
+        "- add: THROTTLED: power\n"
+        "- add: the article expects 80%-92%; here it is 0.75. because.\n"
+    )
+    for spoilt, message in (
+        (replace(ladder, failed={"x": "CompileError"}), "is no result"),
+        (replace(ladder, environment=replace(where, commit=None)), "does not name its commit"),
+        (replace(ladder, is_measured=False), "only compiled"),
+    ):
+        path.write_text(json.dumps(spoilt.to_dict()))
+        with pytest.raises(AssertionError, match=message):
+            read_ladder(path)
 
 
 # ---- examples

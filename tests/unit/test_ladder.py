@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Iterable
 from importlib import resources
@@ -19,15 +18,21 @@ from typer.testing import CliRunner
 
 import wideload as wl
 from tests.emulator.test_ladder import run_emulated
+from tests.nvcc import nvcc
+from tests.results import bench_result, contender
 from wideload.analyze.explain import GpuFigures
+from wideload.analyze.figure import Figure
 from wideload.cli import app
-from wideload.errors import DeviceError, WideloadError
+from wideload.errors import CompileError, DeviceError, WideloadError
 from wideload.gpus import find_target
 from wideload.ladder import climb as climbing
 from wideload.ladder.check import CHECK_MACHINE, _count_wrong
 from wideload.ladder.climb import Claim, Ladder, Measured, Row, climb, compile_rung, judge_rows, time_rung
 from wideload.ladder.rungs import RUNGS, Launch, Machine, Problem, Rung, find_rungs, read_rung
+from wideload.ladder.toolkit import Nvcc
 from wideload.measure import random_tensor
+
+__all__ = ["nvcc"]
 
 FOLDER = Path(str(resources.files("wideload"))) / "ladder"
 
@@ -207,25 +212,18 @@ def test_what_cannot_be_climbed_is_said() -> None:
 
 @pytest.mark.parametrize("fault", ["", "add_bf16_vec8 of 7: 7 of 7 results differ from torch's"])
 def test_what_a_gpu_measures_goes_into_the_table(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    device, figures = torch.device("cuda", 0), GpuFigures(find_target("h200"))
     checked: list[str] = []
 
     def check_fake(rung: Rung, on: torch.device) -> tuple[str, ...]:
         checked.append(rung.name)
         return (fault,) if fault and rung.name == "add_bf16_vec8" else ()
 
-    monkeypatch.setattr(climbing, "read_device", lambda on: figures)
-    monkeypatch.setattr(climbing, "roofline", lambda on: "a roof")
+    pretend_h200(monkeypatch)
     monkeypatch.setattr(climbing, "check_rung", check_fake)
-    monkeypatch.setattr(climbing, "_maker", lambda on: meta)
-    monkeypatch.setattr(
-        climbing, "compile_rung", lambda rung, machine, target, problem: compile_rung(rung, machine, target or "h200", problem)
-    )
     times = {"add_bf16_vec8": 400.0, "add_bf16_vec8_grid": 430.0}
     monkeypatch.setattr(
         climbing, "time_rung", lambda rung, row, *_, **__: Measured(times[rung.name], 401.0, 4e12, 0.83, 0.91, ("THROTTLED: power",))
     )
-    monkeypatch.setattr("wideload.cli._find_device", lambda name: device)
     run = command(*times, "--json")
     assert run.exit_code == (1 if fault else 0), run.output
     report = json.loads(run.stdout)
@@ -240,6 +238,75 @@ def test_what_a_gpu_measures_goes_into_the_table(monkeypatch: pytest.MonkeyPatch
     assert "401.0" in table
     assert "add_bf16_vec8: THROTTLED: power" in table
     assert "3.94 to 4.15 TB/s" in table
+
+
+def pretend_h200(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU by its figures alone, whose nominal bandwidth differs from the table's."""
+    figures = dataclasses.replace(GpuFigures(find_target("h200")), nominal=Figure(4917.0, "GB/s", "computed", "attributes"))
+    monkeypatch.setattr(climbing, "read_device", lambda on: figures)
+    monkeypatch.setattr(climbing, "roofline", lambda on: "a roof")
+    monkeypatch.setattr(climbing, "_maker", lambda on: meta)
+    monkeypatch.setattr(climbing, "check_rung", lambda rung, on: ())
+    monkeypatch.setattr(climbing, "read_environment", lambda on: bench_result(contender("x", [1.0, 1.0])).environment)
+    monkeypatch.setattr("wideload.cli._find_device", lambda name: torch.device("cuda", 0))
+
+
+def test_a_rung_that_fails_leaves_the_others_their_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_h200(monkeypatch)
+
+    def compile_or_fail(rung: Rung, *arguments: Any) -> Row:
+        if rung.name == "f32_to_bf16":
+            raise CompileError("nvdisasm was not found")
+        return compile_rung(rung, *arguments)
+
+    def time_or_fail(rung: Rung, *_: Any, **__: Any) -> Measured:
+        if rung.name == "add_bf16_naive":
+            raise RuntimeError("an illegal memory access")
+        return measured(400.0, 0.83)
+
+    monkeypatch.setattr(climbing, "compile_rung", compile_or_fail)
+    monkeypatch.setattr(climbing, "time_rung", time_or_fail)
+    run = command("f32_to_bf16", "add_bf16_naive", "add_bf16_vec8", "--json")
+    assert run.exit_code == 1
+    ladder = Ladder.from_dict(json.loads(run.stdout))
+    assert [(row.name, row.measured and row.measured.time_us) for row in ladder.rows] == [
+        ("add_bf16_naive", None),
+        ("add_bf16_vec8", 400.0),
+    ]
+    assert ladder.faults == (
+        "add_bf16_naive: RuntimeError: an illegal memory access",
+        "f32_to_bf16: CompileError: nvdisasm was not found",
+    )
+    assert "| add_bf16_naive | 2x16 | 1x16 |" in ladder.to_markdown()
+    assert len({len(ladder.cells(row)) for row in ladder.rows} | {len(ladder.columns)}) == 1
+    for words in (["f32_to_bf16"], ["f32_to_bf16", "--target", "h200"]):
+        assert "CompileError: nvdisasm was not found" in command(*words).output
+
+
+def test_the_json_carries_samples_environment_and_commit_and_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_h200(monkeypatch)
+    bench = bench_result(contender("add_bf16_vec8", [400.0, 401.0]), contender("torch", [402.0, 402.0])).to_dict()
+    monkeypatch.setattr(climbing, "time_rung", lambda *_, **__: dataclasses.replace(measured(400.5, 0.83), bench=bench))
+    ladder = climb(find_rungs(["add_bf16_vec8"]), device=torch.device("cuda", 0))
+    written = json.loads(json.dumps(ladder.to_dict()))
+    assert (written["environment"]["gpu"], written["environment"]["commit"]) == ("NVIDIA H200", "abc123")
+    assert written["rows"][0]["measured"]["bench"]["subject"]["time_us"]["samples"] == [400.0, 401.0]
+    assert Ladder.from_dict(written).to_markdown() == ladder.to_markdown()
+    assert ladder.rows[0].least_time_us == pytest.approx(6 * 2**28 / 4917e3)  # of the GPU's own nominal bandwidth
+    nowhere = dataclasses.replace(bench_result(contender("x", [1.0, 1.0])).environment, commit=None)
+    monkeypatch.setattr(climbing, "read_environment", lambda on: nowhere)
+    monkeypatch.setenv("WIDELOAD_COMMIT", "def456")
+    found = climb(find_rungs(["add_bf16_vec8"]), device=torch.device("cuda", 0)).environment
+    assert found is not None
+    assert found.commit == "def456"
+    with pytest.raises(WideloadError, match=r"schema 'wideload\.ladder/0'"):
+        Ladder.from_dict({**written, "schema": "wideload.ladder/0"})
+
+
+def test_what_goes_on_is_reported() -> None:
+    reports: list[tuple[str, int, int]] = []
+    climb(find_rungs(["points_aos", "points_soa"]), "h200", report=lambda *report: reports.append(report))
+    assert reports == [("compiling", 0, 2), ("compiling", 1, 2)]
 
 
 # ---- the command
@@ -275,7 +342,6 @@ def test_the_command_prints_sources_that_can_be_explained() -> None:
     assert json.loads(run.stdout)["bytes_read"]["value"] == 4 << 20
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 @pytest.mark.parametrize("file", ["silu_three.cu", "vector_add_bf16.cu"])
-def test_nvcc_takes_the_rungs_with_cuda_s_own_header(tmp_path: Path, file: str) -> None:
-    subprocess.run(["nvcc", "-arch=sm_90", "-cubin", "-Werror", "all-warnings", FOLDER / file, "-o", tmp_path / "x"], check=True)
+def test_nvcc_takes_the_rungs_with_cuda_s_own_header(nvcc: Nvcc, tmp_path: Path, file: str) -> None:
+    subprocess.run([nvcc.path, "-arch=sm_90", "-cubin", "-Werror", "all-warnings", FOLDER / file, "-o", tmp_path / "x"], check=True)

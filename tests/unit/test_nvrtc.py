@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -182,3 +184,14 @@ def test_a_missing_cuda_core_says_what_to_install(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "cuda.core", None)
     with pytest.raises(CompileError, match=r"cuda.core could not be imported: install wideload\[cu13\]"):
         compile_cubin(SCALE, arch="sm_90", name="scale")
+
+
+def test_the_first_compilations_of_a_process_may_run_side_by_side() -> None:
+    """In a new process: two threads that import cuda.core at once find half of it."""
+    code = """
+from wideload.cache import find_cubins
+source = 'extern "C" __global__ void %s(float* x) { x[threadIdx.x] = 1; }'
+print(len(find_cubins([(source % name, "sm_90", name) for name in "abcd"])))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "WIDELOAD_CACHE": "0"})
+    assert done.stdout == "4\n", done.stderr

@@ -7,28 +7,40 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 
 from wideload.analyze.explain import US_BYTES, Explanation
 from wideload.analyze.occupancy import occupancy
+from wideload.decode import check_schema, decode
 from wideload.errors import DeviceError
-from wideload.gpus import find_target
+from wideload.gpus import Gpu, find_target
 from wideload.ladder.check import Run, check_rung, run_launches
 from wideload.ladder.rungs import THREADS, Launch, Machine, Problem, Rung, read_rung
 from wideload.measure import bench, random_tensor
+from wideload.measure.environment import Environment, read_environment
 from wideload.measure.roofline import Roofline, read_device, roofline
 from wideload.raw_kernel import raw
 
-__all__ = ["SCHEMA", "Claim", "Ladder", "Measured", "Row", "climb", "compile_rung", "judge_rows", "time_rung"]
+__all__ = ["MAX_SECONDS", "SCHEMA", "Claim", "Ladder", "Measured", "Row", "climb", "compile_rung", "judge_rows", "time_rung"]
 
 SCHEMA = "wideload.ladder/1"
 """The number behind the slash grows when a key changes its name or its meaning."""
 
+MAX_SECONDS = 0.5
+"""Of sampling each kernel: 300 samples of the slowest, where 30 of most are precise to half a percent."""
+_WARM_UP_SECONDS = 0.05
+"""The checks and the host's cost, measured before, have kept the GPU busy for longer than its clock takes."""
+_MAX_THREADS = 8
+"""Compiling at once, as in `wideload.cache`."""
+_COMMIT = "WIDELOAD_COMMIT"
+"""Names the commit where there is no git checkout, as for the benchmarks."""
 _BYTES_PER_GB = 1e9
 _TORCH = "torch"
 
@@ -64,7 +76,10 @@ class Claim:
 
 @dataclass(frozen=True)
 class Measured:
-    """Times by `wl.bench`, in us; shares are of the bytes that must move over the bandwidth. None where the result was wrong."""
+    """Times by `wl.bench`, in us; shares are of the bytes that must move over the bandwidth. None where the result was wrong.
+
+    ``bench`` is the whole result, with its samples and clocks, as it goes to JSON.
+    """
 
     time_us: float | None
     torch_us: float | None
@@ -72,6 +87,7 @@ class Measured:
     share_of_nominal: float | None
     share_of_wall: float | None
     labels: tuple[str, ...] = ()
+    bench: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -109,23 +125,31 @@ class Row:
 
 @dataclass(frozen=True)
 class Ladder:
-    """The rungs on one GPU."""
+    """The rungs on one GPU. ``failed`` are those that could not be compiled, and why; ``environment`` is where the others were measured."""
 
     gpu: str
     arch: str
     nominal_gbps: float
     is_measured: bool
     rows: tuple[Row, ...]
+    failed: Mapping[str, str] = field(default_factory=dict)
+    environment: Environment | None = None
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """What was computed wrongly."""
-        return tuple(fault for row in self.rows for fault in row.faults)
+        """What was computed wrongly, and what failed."""
+        return (*(fault for row in self.rows for fault in row.faults), *(f"{name}: {why}" for name, why in self.failed.items()))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, strings and numbers."""
         plain: dict[str, Any] = json.loads(json.dumps({"schema": SCHEMA, **dataclasses.asdict(self)}))
         return plain
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Ladder:
+        """Read what `to_dict` has written. Raises ``WideloadError`` for another schema, and for what is damaged."""
+        check_schema(values, SCHEMA)
+        return decode(cls, values, cls.__name__)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -137,8 +161,8 @@ class Ladder:
         """A row as text."""
         always = (row.name, _widths(row.loads), _widths(row.stores), f"{row.registers}", f"{row.occupancy:.0%}")
         memory = (f"{row.sectors:.3g}", f"{row.sectors_used:.1%}", f"{row.bytes_per_element}", f"{row.least_time_us:.0f}")
-        found = row.measured
-        if not self.is_measured or found is None:
+        found = row.measured or _NOT_MEASURED
+        if not self.is_measured:
             return (*always, *memory, row.limit, "; ".join(map(str, row.claims)))
         times = (_number(found.time_us, ".1f"), _number(found.bytes_per_second, ".0f", _BYTES_PER_GB))
         shares = (_number(found.share_of_nominal, ".1%"), _number(found.share_of_wall, ".1%"), _number(found.torch_us, ".1f"))
@@ -167,6 +191,9 @@ class Ladder:
         """What stands above the table."""
         how = "measured, cold L2" if self.is_measured else "compiled and computed; nothing was run"
         return f"The ladder on {self.gpu} ({self.arch}), {self.nominal_gbps:,.0f} GB/s nominal: {how}"
+
+
+_NOT_MEASURED = Measured(None, None, None, None, None)
 
 
 def _widths(accesses: Sequence[tuple[int, int]]) -> str:
@@ -262,7 +289,13 @@ def _count_accesses(explanations: Iterable[Explanation], kind: str) -> tuple[tup
 
 
 def time_rung(
-    rung: Rung, row: Row, machine: Machine, problem: Problem, roof: Roofline | None, run: Run = run_launches, max_seconds: float = 2.0
+    rung: Rung,
+    row: Row,
+    machine: Machine,
+    problem: Problem,
+    roof: Roofline | None,
+    run: Run = run_launches,
+    max_seconds: float = MAX_SECONDS,
 ) -> Measured:
     """Time a rung beside torch, by `wl.bench`, which checks both results first; ``roof`` gives the wall of the same mix of bytes."""
 
@@ -283,6 +316,7 @@ def time_rung(
         rtol=relative or None,
         atol=absolute,
         max_seconds=max_seconds,
+        warm_up_seconds=_WARM_UP_SECONDS,
     )
     own, torchs = result.subject, result[_TORCH]
     wall = None if roof is None else roof.ceiling(row.bytes_read, row.bytes_written).value * _BYTES_PER_GB
@@ -293,6 +327,7 @@ def time_rung(
         share_of_nominal=result.share_of_nominal(own),
         share_of_wall=own.bytes_per_second / wall if wall and own.bytes_per_second else None,
         labels=tuple(str(label) for label in own.labels if label.code != "MUTATES"),  # a rung writes into out, on purpose
+        bench=result.to_dict(),
     )
 
 
@@ -312,48 +347,88 @@ def _find(claim: Claim, row: Row, times: dict[str, float | None]) -> float | Non
     return own / other if own and other else None
 
 
+Report = Callable[[str, int, int], None]
+"""``report(what, done, total)``: what goes on now, and how far it has come."""
+
+
 def climb(
     rungs: Sequence[Rung],
     target: str | None = None,
     device: torch.device | None = None,
-    advance: Callable[[str], None] = lambda name: None,
-    max_seconds: float = 2.0,
+    report: Report = lambda what, done, total: None,
+    max_seconds: float = MAX_SECONDS,
 ) -> Ladder:
     """Go up the rungs. With ``target``, a GPU's name, they are compiled and nothing is run; without, checked and timed on ``device``.
 
-    ``advance`` is told the name of each rung that is done. Raises ``DeviceError`` for a target without a bandwidth, such as ``sm_90``,
-    and where there is neither a target nor a CUDA device.
+    All are compiled first, side by side, so that nothing else goes on while one is timed. A rung that fails is among the faults, and
+    the others keep their figures. Raises ``DeviceError`` for a target without a bandwidth, such as ``sm_90``, and where there is
+    neither a target nor a CUDA device; and what the rungs raise where none of them can be compiled.
     """
     if target is None and (device is None or device.type != "cuda"):
         raise DeviceError("there is no GPU to climb on; name one to compile for: --target h200")
     figures = read_device(device) if target is None else None
     meant = figures.target if figures else find_target(target or "")
     if meant.gpu is None:
-        raise DeviceError(f"{target} is no GPU; the ladder's least times need its bandwidth: name a GPU, such as h200 or a100")
-    roof = roofline(device) if target is None else None
-    rows = tuple(_climb_each(rungs, meant.arch, meant.gpu.sms, target, device, roof, advance, max_seconds))
-    nominal = figures.nominal.value if figures and figures.nominal else meant.gpu.memory_bandwidth_gbps
-    return Ladder(meant.gpu.name, meant.arch, nominal, target is None, judge_rows(rows))
+        raise DeviceError(
+            f"{target or meant.arch} is no GPU; the ladder's least times need its bandwidth: name a GPU, such as h200 or a100"
+        )
+    compiled, failed = _compile_all(rungs, meant.arch, meant.gpu, report)
+    if figures is None or device is None:
+        return Ladder(
+            meant.gpu.name, meant.arch, meant.gpu.memory_bandwidth_gbps, False, judge_rows(row for *_, row in compiled), _spell(failed)
+        )
+    nominal = figures.nominal.value if figures.nominal else meant.gpu.memory_bandwidth_gbps
+    report("measuring the memory", 0, len(compiled))
+    roof = roofline(device)
+    rows = []
+    for done, (rung, machine, row) in enumerate(compiled):
+        report(rung.name, done, len(compiled))
+        row = replace(row, least_time_us=(row.bytes_read + row.bytes_written) / (nominal * US_BYTES))
+        rows.append(_measure(rung, machine, row, device, roof, max_seconds))
+    environment = read_environment(device)
+    environment = replace(environment, commit=environment.commit or os.environ.get(_COMMIT))
+    return Ladder(meant.gpu.name, meant.arch, nominal, True, judge_rows(rows), _spell(failed), environment)
 
 
-def _climb_each(
-    rungs: Sequence[Rung],
-    arch: str,
-    sms: int,
-    target: str | None,
-    device: torch.device | None,
-    roof: Roofline | None,
-    advance: Callable[[str], None],
-    max_seconds: float,
-) -> Iterator[Row]:
-    for rung in rungs:
-        machine = _machine(rung, arch, sms)
-        if target is not None or device is None:
-            row = compile_rung(rung, machine, target, rung.make(_make_meta, *rung.shape))
-        else:
-            faults = check_rung(rung, device)
-            problem = rung.make(_maker(device), *rung.shape)
-            row = replace(compile_rung(rung, machine, None, problem), faults=faults)
-            row = replace(row, measured=time_rung(rung, row, machine, problem, roof, max_seconds=max_seconds))
-        advance(rung.name)
-        yield row
+_Compiled = tuple[Rung, Machine, Row]
+
+
+def _compile_all(rungs: Sequence[Rung], arch: str, gpu: Gpu, report: Report) -> tuple[list[_Compiled], dict[str, Exception]]:
+    """Compile the rungs in threads: NVRTC and nvdisasm run outside of the interpreter. No operand needs memory for it."""
+
+    def compile_one(rung: Rung) -> _Compiled | Exception:
+        try:
+            machine = _machine(rung, arch, gpu.sms)
+            return rung, machine, compile_rung(rung, machine, gpu.name, rung.make(_make_meta, *rung.shape))
+        except Exception as error:  # the others are still worth it
+            return error
+
+    compiled, failed = [], {}
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, _MAX_THREADS)) as threads:
+        for done, (rung, found) in enumerate(zip(rungs, threads.map(compile_one, rungs), strict=True)):
+            report("compiling", done, len(rungs))
+            if isinstance(found, Exception):
+                failed[rung.name] = found
+            else:
+                compiled.append(found)
+    if failed and not compiled:
+        raise next(iter(failed.values()))
+    return compiled, failed
+
+
+def _spell(failed: Mapping[str, Exception]) -> dict[str, str]:
+    return {name: _fault(error) for name, error in failed.items()}
+
+
+def _fault(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _measure(rung: Rung, machine: Machine, row: Row, device: torch.device, roof: Roofline, max_seconds: float) -> Row:
+    """Check, then time; what either raises is a fault of the row."""
+    try:
+        row = replace(row, faults=check_rung(rung, device))
+        problem = rung.make(_maker(device), *rung.shape)
+        return replace(row, measured=time_rung(rung, row, machine, problem, roof, max_seconds=max_seconds))
+    except Exception as error:  # after an error of a kernel, every later rung fails as well, and the earlier ones keep their figures
+        return replace(row, faults=(*row.faults, f"{rung.name}: {_fault(error)}"))

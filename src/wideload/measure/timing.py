@@ -390,7 +390,7 @@ _HOST_BATCH = 20
 """With the ten launches that an unfused call may take, a fifth of the 1024 that CUDA's queue holds."""
 _HOST_BATCHES = 25
 _FEWEST_HOST_BATCHES = 3
-_HOST_GPU_US = 500_000.0
+_HOST_GPU_US = 100_000.0
 """The GPU time that all batches together may take."""
 
 
