@@ -28,7 +28,7 @@ from wideload.execute import (
     phase_of,
     plan_call,
     prepare_launches,
-    run_launches,
+    run_new,
     stage_launches,
 )
 from wideload.expr import Numerics, evaluate_host, is_view_of_operand
@@ -37,8 +37,10 @@ from wideload.gpus import find_target
 from wideload.outputs import check_outputs
 from wideload.plan import KernelPlan
 from wideload.planned import Plan
+from wideload.random import draw_seed
 from wideload.reference import evaluate_expr, with_seed
 from wideload.replay import NodeLayout, replay_layout
+from wideload.route import MISSED, Circumstances, Route, find_route, route_key
 from wideload.structure import map_structure, same_structure
 from wideload.torch_op import DifferentiableOp, is_looked_into
 from wideload.trace import HostResult, NumberArg, TensorArg, TensorResult, Traced, is_traced, trace_function
@@ -62,6 +64,7 @@ class _Call:
     scalars: list[Any] = field(default_factory=list)
     entered: dict[int, tuple[int, TensorArg]] = field(default_factory=dict)
     key: list[Any] = field(default_factory=list)
+    given: tuple[tuple[Any, ...], dict[str, Any]] | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
@@ -104,6 +107,8 @@ class FusedFunction:
         unknown = self._static.difference(parameters) if self._signature else ()
         if unknown:
             raise TraceError(f"static= names {sorted(unknown)}, but {self.__name__} has the parameters {parameters}")
+        self._route: Route | None = None  # that of the last call that had one
+        self._routes: dict[Any, Route | None] = {}
         self._descriptor: FusedFunction | None = None  # what this is the bound method of
         self._traces: dict[Any, Traced] = {}
         self._sized: dict[Any, None] = {}  # signatures of functions that read sizes: their traces hold for one set of shapes
@@ -143,9 +148,16 @@ class FusedFunction:
 
         Raises a ``WideloadError`` for what cannot be fused or written; nothing has been written then.
         """
-        if torch.compiler.is_compiling() or is_traced(args, kwargs):
+        if torch.compiler.is_compiling():
+            return self._inline(args, kwargs, out)
+        if out is None:
+            result = self._take_route(args, kwargs)
+            if result is not MISSED:
+                return result
+        if is_traced(args, kwargs):
             return self._inline(args, kwargs, out)
         call = self._bind(args, kwargs)
+        call.given = (args, kwargs)
         return self._call(call) if out is None else self._run(call, functools.partial(self._call_into, call, out))
 
     def foreach(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
@@ -486,6 +498,37 @@ class FusedFunction:
             outs, _out_names(outs), [layouts[n] for n in nodes], dtypes, zip(call.names, call.tensors, strict=True), call.device
         )
 
+    # ---- calls like earlier ones
+
+    def _take_route(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a call like an earlier one returns, or ``MISSED``."""
+        route = self._route
+        if route is None:
+            return MISSED
+        result = route(args, kwargs)
+        if result is MISSED:
+            other = self._routes.get(route_key(args, kwargs))
+            if other is not None and other is not route:
+                result = other(args, kwargs)
+                if result is not MISSED:
+                    self._route = other
+        return result
+
+    def _lay_route(self, call: _Call, run: Callable[..., Any]) -> None:
+        """Let calls like this one take ``run`` from now on, of tensors, and scalars."""
+        if call.given is None or self._static or getattr(self.__wrapped__, "__kwdefaults__", None):
+            return
+        args, kwargs = call.given
+        key = route_key(args, kwargs)
+        if self._routes.get(key, MISSED) is None:
+            return
+        if kwargs and self._signature and [*self._signature.bind(*args, **kwargs).arguments][-len(kwargs) :] != [*kwargs]:
+            return  # given in another order than the parameters'
+        circumstances = Circumstances(self.__wrapped__, self._captures)
+        route = find_route(args, kwargs, call.tensors, call.scalars, circumstances, run)
+        _remember(self._routes, key, route)
+        self._route = route or self._route
+
     # ---- running
 
     def _evaluate(self, call: _Call, traced: Traced, layouts: Sequence[NodeLayout]) -> list[torch.Tensor]:
@@ -507,7 +550,12 @@ class FusedFunction:
         op = self._ops.get(key)
         if op is None or op.expr is not traced.expr:
             op = _remember(self._ops, key, self._operation(traced))
-        return self._assemble(call, traced, op(call.tensors, tuple(call.scalars), call.device))
+        results = op(call.tensors, tuple(call.scalars), call.device)
+        collect = _collector(traced)
+        if collect is not None and call.device.type == "cuda":
+            device = call.device
+            self._lay_route(call, lambda tensors, scalars: collect(op(tensors, scalars, device)))
+        return self._assemble(call, traced, results)
 
     def _operation(self, traced: Traced) -> DifferentiableOp:
         return DifferentiableOp(traced.expr, self._options.numerics, fast_math=self._options.fast_math)
@@ -521,14 +569,26 @@ class FusedFunction:
         prepared = self._prepared.get(layout_key)
         if prepared is None:
             prepared = _remember(self._prepared, layout_key, self._prepare(call, traced))
-        outs = [_empty(output.layout, output.dtype, call.device) for output in prepared.outputs]
         tensors = with_seed(traced.expr, call.tensors, call.device)
-        run_launches(prepared.launches, call.device.index, tensors, outs, tuple(call.scalars))
-        written = iter(outs)
+        written = iter(run_new(prepared.launches, call.device, tensors, prepared.outputs, tuple(call.scalars)))
+        self._lay_launches(call, traced, prepared)
         nodes = traced.expr.outputs
         shared = [node for node in nodes if is_view_of_operand(traced.expr, node)]
         views = iter(evaluate_expr(traced.expr, shared, call.tensors, (), numerics="eager") if shared else ())
         return self._assemble(call, traced, [next(views if is_view_of_operand(traced.expr, node) else written) for node in nodes])
+
+    def _lay_launches(self, call: _Call, traced: Traced, prepared: _Prepared) -> None:
+        """Let calls like this one take these launches, where all results are new tensors."""
+        collect = _collector(traced)
+        if collect is None or any(is_view_of_operand(traced.expr, node) for node in traced.expr.outputs):
+            return
+        outputs, launches, device, draws = prepared.outputs, prepared.launches, call.device, traced.expr.has_draws
+
+        def run(tensors: tuple[torch.Tensor, ...], scalars: tuple[Any, ...]) -> Any:
+            operands = (*tensors, draw_seed(device)) if draws else tensors
+            return collect(run_new(launches, device, operands, outputs, scalars))
+
+        self._lay_route(call, run)
 
     def _prepare(self, call: _Call, traced: Traced) -> _Prepared:
         """The kernels for new outputs; arguments and their views come back as they are, as from eager."""
@@ -686,6 +746,18 @@ def _remember(cache: dict[Any, _T], key: Any, value: _T, most: int | None = None
         cache.pop(next(iter(cache)), None)
     cache[key] = value
     return value
+
+
+def _collector(traced: Traced) -> Callable[[list[torch.Tensor]], Any] | None:
+    """What makes a call's result of the expression's outputs, if that is one of them, or some in a tuple; None otherwise."""
+    result = traced.result
+    items = result if type(result) is tuple else (result,)
+    if not items or not all(isinstance(item, TensorResult) and item.argument is None for item in items):
+        return None
+    places = [item.output for item in items]
+    if items is not result:
+        return operator.itemgetter(places[0])
+    return lambda outs: tuple([outs[at] for at in places])
 
 
 def _signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:

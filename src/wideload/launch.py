@@ -5,7 +5,10 @@ The only module that touches the driver. Knows pointers and integers, never expr
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import os
+import struct
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -92,7 +95,7 @@ class LoadedKernel:
     With ``overlaps`` its blocks start as soon as the kernel before it on the stream lets them, not when that one has ended.
     """
 
-    __slots__ = ("_config", "_kernel", "_launch", "_library", "_stream_type")
+    __slots__ = ("_config", "_free", "_grid", "_kernel", "_launch", "_library", "_overlaps", "_shared_bytes", "_stream_type", "_threads")
 
     def __init__(
         self,
@@ -107,6 +110,8 @@ class LoadedKernel:
         self._library, self._kernel = _load(cubin)  # the kernel alone would not keep its library loaded
         self._config = core.LaunchConfig(grid=grid, block=threads, shmem_size=shared_bytes, programmatic_stream_serialization=overlaps)
         self._launch, self._stream_type = core.launch, core.Stream
+        self._grid, self._threads, self._shared_bytes, self._overlaps = _three(grid), _three(threads), shared_bytes, overlaps
+        self._free: list[_Slot] = []
 
     def launch(self, device: int, arguments: Sequence[int | float | np.generic]) -> None:
         """Put the kernel on the current stream of ``device``, whichever device is current; launch errors are raised here."""
@@ -123,6 +128,70 @@ class LoadedKernel:
         if stream is None:
             stream = _thread.streams[handle] = self._stream_type.from_handle(handle)
         self._launch(stream, self._config, self._kernel, *arguments)
+
+    def launch_packed(self, device: int, layout: struct.Struct, arguments: Sequence[int | float]) -> None:
+        """The same with arguments that ``layout`` packs, eight bytes each, at less cost to the host."""
+        if torch._C._cuda_getDevice() != device:
+            with torch.cuda.device(device):
+                self._launch_packed_on_current(device, layout, arguments)
+        else:
+            self._launch_packed_on_current(device, layout, arguments)
+
+    def _launch_packed_on_current(self, device: int, layout: struct.Struct, arguments: Sequence[int | float]) -> None:
+        _bind_context(device)
+        try:
+            slot = self._free.pop()  # threads may launch one kernel at a time: each from memory of its own
+        except IndexError:
+            slot = _Slot(self, len(arguments))
+        layout.pack_into(slot.values, 0, *arguments)
+        slot.launch(torch._C._cuda_getCurrentRawStream(device))
+        self._free.append(slot)
+
+
+def _three(dims: int | tuple[int, ...]) -> tuple[int, ...]:
+    given = (dims,) if isinstance(dims, int) else dims
+    return (*given, *(1,) * (3 - len(given)))
+
+
+@functools.cache
+def _launch_function() -> Any:
+    """``cuLaunchKernelEx``: with the launch described in memory, a call has four words. 6.2 us on an H200's host, 6.8 by cuda.core."""
+    function = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1").cuLaunchKernelEx
+    function.argtypes, function.restype = [ctypes.c_void_p] * 4, ctypes.c_int
+    return function
+
+
+class _Slot:
+    """The memory of one launch of a kernel: the driver's description of it, and its arguments, which the driver copies."""
+
+    __slots__ = ("_config", "_config_at", "_function", "_handle", "_parameters", "_parameters_at", "_stream", "values")
+
+    def __init__(self, kernel: LoadedKernel, num_arguments: int) -> None:
+        driver = _driver()
+        self._config, self._function, self._handle = driver.CUlaunchConfig(), _launch_function(), int(kernel._kernel.handle)
+        config = self._config
+        config.gridDimX, config.gridDimY, config.gridDimZ = kernel._grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = kernel._threads
+        config.sharedMemBytes = kernel._shared_bytes
+        if kernel._overlaps:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            config.attrs, config.numAttrs = [attribute], 1
+        self._stream = 0
+        self.values = (ctypes.c_int64 * num_arguments)()
+        first = ctypes.addressof(self.values)
+        self._parameters = (ctypes.c_void_p * num_arguments)(*range(first, first + 8 * num_arguments, 8))
+        self._config_at, self._parameters_at = config.getPtr(), ctypes.addressof(self._parameters)
+
+    def launch(self, stream: int) -> None:
+        """Put the kernel on ``stream``, a handle; the driver has copied the arguments when this returns."""
+        if stream != self._stream:
+            self._config.hStream, self._stream = _driver().CUstream(stream), stream
+        status = self._function(self._config_at, self._handle, self._parameters_at, None)
+        if status:
+            name = _driver().CUresult(status).name
+            raise DeviceError(f"the driver refused a launch of {self._config.gridDimX} blocks: {name}")
 
 
 class TableKernel:

@@ -15,7 +15,7 @@ import torch
 
 from wideload.dtypes import widened
 from wideload.errors import DtypeError, LayoutError
-from wideload.execute import Launch, Output, new_output, phase_of, plan_call, prepare_launches, run_launches
+from wideload.execute import Launch, Output, new_output, phase_of, plan_call, prepare_launches, run_new
 from wideload.expr import Expr, Load, Numerics, is_view_of_operand
 from wideload.grad import Gradient, InputGradient, Term, connected_nodes, derive_gradient, missing_rules
 from wideload.layout import Strides, like_strides
@@ -68,9 +68,7 @@ class _Form:
         """The outputs, in memory of their own."""
         operands = [*tensors] if seed is None else [*tensors, seed]
         if self.launches is not None:
-            outs = [_empty(output, self.device) for output in self.outputs]
-            run_launches(self.launches, self.device.index, operands, outs, scalars)
-            return outs
+            return run_new(self.launches, self.device, operands, self.outputs, scalars)
         nodes = [output.node for output in self.outputs]
         results = evaluate_expr(self.op.expr, nodes, operands, scalars, numerics=self.op.numerics)
         return [
@@ -160,6 +158,11 @@ class DifferentiableOp:
             return self._recorded(tensors, scalars, seed)
         if form == "contiguous":
             return self([tensor.contiguous() for tensor in tensors], scalars, device, seed)
+        return self._apply(form, tensors, scalars, seed)
+
+    def _apply(
+        self, form: _Form, tensors: Sequence[torch.Tensor], scalars: tuple[Any, ...], seed: torch.Tensor | None
+    ) -> list[torch.Tensor]:
         outs: Sequence[torch.Tensor] = ()
         if self.fresh:
             outs = _Fused.apply(form, scalars, seed, *tensors) if form.is_recorded else form.run(tensors, scalars, seed)  # type: ignore[no-untyped-call]

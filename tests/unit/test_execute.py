@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import struct
 import weakref
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +32,10 @@ class Recorder:
 
     def launch(self, device: int, arguments: list[Any]) -> None:
         self.launched.append((device, arguments))
+
+    def launch_packed(self, device: int, layout: struct.Struct, arguments: list[Any]) -> None:
+        assert [*layout.unpack(layout.pack(*arguments))] == arguments
+        self.launch(device, arguments)
 
 
 def plans(f: wl.FusedFunction, *args: Any, out: Any = None) -> list[KernelPlan]:

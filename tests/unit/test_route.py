@@ -1,0 +1,171 @@
+"""Calls like an earlier one: which arguments and circumstances are not, on tensors of the CPU in the place of a GPU's."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+
+from wideload.captures import find_captures
+from wideload.route import MISSED, Circumstances, Route, find_route, route_key
+
+SCALE = 2.0
+
+
+def scaled(x: torch.Tensor, y: torch.Tensor, s: float = 1.0, *, flag: bool = False) -> torch.Tensor:
+    return x * SCALE + y * s if flag else y
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPU tensors have no device's number."""
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
+
+
+def tensors() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(64, 48), torch.randn(48, 64).t()
+
+
+def lay(args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, function: Callable[..., Any] = scaled) -> Route:
+    kwargs = kwargs or {}
+    values = (*args, *kwargs.values())
+    given = [value for value in values if isinstance(value, torch.Tensor)]
+    numbers = [value for value in values if type(value) in (int, float, complex)]
+    route = find_route(args, kwargs, given, numbers, Circumstances(function, find_captures(function)), lambda *found: found)
+    assert route is not None
+    return route
+
+
+def test_tensors_like_the_first_ones_are_handed_on() -> None:
+    route, others = lay(tensors()), tensors()
+    got, scalars = route(others, {})
+    assert all(mine is other for mine, other in zip(got, others, strict=True))
+    assert scalars == ()
+
+
+def test_numbers_and_names() -> None:
+    x, y = tensors()
+    route = lay((x, y, 0.5), {"flag": True})
+    assert route((x, y, 7.5), {"flag": True}) == ((x, y), (7.5,))
+    for args, kwargs in (
+        ((x, y, 7), {"flag": True}),  # an int where a float was
+        ((x, y, True), {"flag": True}),
+        ((x, y, 0.5), {"flag": False}),
+        ((x, y, 0.5), {"flag": 1}),
+        ((x, y, 0.5), {}),
+        ((x, y), {"flag": True}),
+        ((x, y), {"s": 0.5, "flag": True}),
+        ((x, y, 0.5, 0.5), {"flag": True}),
+        ((x, 0.5, y), {"flag": True}),
+    ):
+        assert route(args, kwargs) is MISSED
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.double(),
+        lambda x: x[:, :47],
+        lambda x: x.t().contiguous().t(),
+        lambda x: x.clone().requires_grad_(),
+        lambda x: torch.nn.Parameter(x, requires_grad=False),
+        lambda x: torch._neg_view(x),
+        lambda x: torch.cat((x.reshape(-1), x[0]))[1 : x.numel() + 1].view(x.shape),  # another alignment
+        lambda x: x.tolist(),
+        lambda x: x[None],
+        lambda x: torch.complex(x, x),
+        lambda x: 1.0,
+        lambda x: None,
+    ],
+)
+def test_other_tensors_miss(change: Callable[[torch.Tensor], Any]) -> None:
+    x, y = tensors()
+    route = lay((x, y))
+    assert route((x, y), {}) is not MISSED
+    assert route((change(x), y), {}) is MISSED
+    assert route((x, y, y), {}) is MISSED
+    assert route((x,), {}) is MISSED
+
+
+def test_one_tensor_twice_is_another_call() -> None:
+    x = torch.randn(8, 8)
+    route = lay((x, torch.randn(8, 8)))
+    assert route((x, x), {}) is MISSED
+    assert find_route((x, x), {}, [x], [], Circumstances(scaled, find_captures(scaled)), lambda *found: found) is None
+
+
+def test_what_misaligned_calls_keep_is_their_alignment() -> None:
+    store = torch.randn(64)
+    route = lay((store[1:33], store[34:]), function=torch.add)
+    assert route((torch.randn(40)[1:33], torch.randn(40)[2:32]), {}) is not MISSED
+    assert route((torch.randn(40)[1:33], torch.randn(40)[3:33]), {}) is MISSED
+
+
+def test_circumstances(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = tensors()
+    route = lay((x, y))
+
+    def misses() -> bool:
+        return route((x, y), {}) is MISSED
+
+    assert not misses()
+    with torch.no_grad():
+        assert misses()
+    with forward_ad.dual_level():
+        assert misses()
+    with torch.autocast("cpu"):
+        assert misses()
+    with torch.inference_mode():
+        assert misses()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert misses()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.func.vmap(lambda z: z + float(misses()))(torch.zeros(2)).tolist() == [1, 1]
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 1)
+    assert misses()
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None)
+    monkeypatch.setattr(sys.modules[__name__], "SCALE", 3.0)
+    assert misses()
+    monkeypatch.setattr(sys.modules[__name__], "SCALE", 2.0)
+    assert lay((x, y))((x, y), {}) is not MISSED
+    monkeypatch.setattr(scaled, "__defaults__", (2.0,))
+    assert misses()
+
+
+@pytest.mark.parametrize("values", [(torch.ones(3), [1, 2]), (torch.ones(3), torch.Size([3])), (torch.empty(0), 1.0)])
+def test_calls_without_a_route(values: tuple[Any, ...]) -> None:
+    numbers = [value for value in values if isinstance(value, float)]
+    assert find_route(values, {}, [values[0]], numbers, Circumstances(scaled, find_captures(scaled)), print) is None
+
+
+def test_a_resolved_argument_has_no_route() -> None:
+    x = torch.randn(4, dtype=torch.complex64)
+    resolved = x.conj().resolve_conj()
+    assert find_route((x.conj(),), {}, [resolved], [], Circumstances(scaled, find_captures(scaled)), print) is None
+
+
+def test_another_torch_has_no_routes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch._C._dynamo.guards, "TensorGuards")
+    x, y = tensors()
+    assert find_route((x, y), {}, [x, y], [], Circumstances(scaled, find_captures(scaled)), print) is None
+
+
+def test_a_key_reads_the_shapes_of_tensors_alone() -> None:
+    class Traced:
+        @property
+        def shape(self) -> Any:
+            raise AssertionError("a traced size was read")
+
+    x, y = tensors()
+    assert route_key((x, 1.0), {"y": y}) == route_key((x.double(), 2), {"y": y})
+    assert route_key((x, Traced()), {}) == route_key((x, None), {})
+    assert route_key((x,), {}) != route_key((y.t()[:1],), {})
+    with torch.no_grad():
+        other = route_key((x, 1.0), {"y": y})
+    assert other != route_key((x, 1.0), {"y": y})
