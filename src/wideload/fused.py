@@ -28,6 +28,7 @@ from wideload.execute import (
     phase_of,
     plan_call,
     prepare_launches,
+    run_launches,
     run_new,
     stage_launches,
 )
@@ -150,8 +151,8 @@ class FusedFunction:
         """
         if torch.compiler.is_compiling():
             return self._inline(args, kwargs, out)
-        if out is None:
-            result = self._take_route(args, kwargs)
+        if out is None or isinstance(out, torch.Tensor):
+            result = self._take_route(args, kwargs, out)
             if result is not MISSED:
                 return result
         if is_traced(args, kwargs):
@@ -500,32 +501,32 @@ class FusedFunction:
 
     # ---- calls like earlier ones
 
-    def _take_route(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _take_route(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor | None) -> Any:
         """What a call like an earlier one returns, or ``MISSED``."""
         route = self._route
         if route is None:
             return MISSED
-        result = route(args, kwargs)
+        result = route(args, kwargs, out)
         if result is MISSED:
-            other = self._routes.get(route_key(args, kwargs))
+            other = self._routes.get(route_key(args, kwargs, out))
             if other is not None and other is not route:
-                result = other(args, kwargs)
+                result = other(args, kwargs, out)
                 if result is not MISSED:
                     self._route = other
         return result
 
-    def _lay_route(self, call: _Call, run: Callable[..., Any]) -> None:
-        """Let calls like this one take ``run`` from now on, of tensors, and scalars."""
+    def _lay_route(self, call: _Call, run: Callable[..., Any], out: torch.Tensor | None = None) -> None:
+        """Let calls like this one take ``run`` from now on, of tensors, ``out`` the last, and scalars."""
         if call.given is None or self._static or getattr(self.__wrapped__, "__kwdefaults__", None):
             return
         args, kwargs = call.given
-        key = route_key(args, kwargs)
+        key = route_key(args, kwargs, out)
         if self._routes.get(key, MISSED) is None:
             return
         if kwargs and self._signature and [*self._signature.bind(*args, **kwargs).arguments][-len(kwargs) :] != [*kwargs]:
             return  # given in another order than the parameters'
         circumstances = Circumstances(self.__wrapped__, self._captures)
-        route = find_route(args, kwargs, call.tensors, call.scalars, circumstances, run)
+        route = find_route(args, kwargs, out, call.tensors, call.scalars, circumstances, run)
         _remember(self._routes, key, route)
         self._route = route or self._route
 
@@ -637,6 +638,8 @@ class FusedFunction:
             return compute_and_copy
         tensors = with_seed(traced.expr, call.tensors, call.device)
         launch = stage_launches(prepared.launches, call.device.index, tensors, outs, tuple(call.scalars))
+        if isinstance(traced.result, TensorResult):
+            self._lay_route(call, _launcher_into(traced, prepared.launches, call.device), outs[0])
 
         def run() -> None:
             launch()
@@ -746,6 +749,19 @@ def _remember(cache: dict[Any, _T], key: Any, value: _T, most: int | None = None
         cache.pop(next(iter(cache)), None)
     cache[key] = value
     return value
+
+
+def _launcher_into(traced: Traced, launches: Sequence[Launch], device: torch.device) -> Callable[..., torch.Tensor]:
+    draws = traced.expr.has_draws
+
+    def run(tensors: tuple[torch.Tensor, ...], scalars: tuple[Any, ...]) -> torch.Tensor:
+        out = tensors[-1]
+        operands = (*tensors[:-1], draw_seed(device)) if draws else tensors[:-1]
+        run_launches(launches, device.index, operands, (out,), scalars)
+        torch.autograd.graph.increment_version((out,))
+        return out
+
+    return run
 
 
 def _collector(traced: Traced) -> Callable[[list[torch.Tensor]], Any] | None:

@@ -14,6 +14,7 @@ import torch
 from torch.autograd import forward_ad
 
 from wideload.captures import Captures
+from wideload.outputs import extent_of
 from wideload.plan import ACCESS_BYTES
 
 __all__ = ["MISSED", "Circumstances", "Route", "find_route", "route_key"]
@@ -28,10 +29,10 @@ _CONSTANTS = (bool, str, bytes, type(None), torch.dtype, torch.device, torch.mem
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-def route_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def route_key(args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor | None = None) -> Any:
     """Where calls of these shapes keep their route."""
-    shapes = [value.shape if type(value) in _PLAIN else None for value in (*args, *kwargs.values())]
-    return torch.is_grad_enabled(), tuple(kwargs), *shapes
+    shapes = [value.shape if type(value) in _PLAIN else None for value in (*args, *kwargs.values(), out)]
+    return torch.is_grad_enabled(), out is None, tuple(kwargs), *shapes
 
 
 class Circumstances:
@@ -70,26 +71,36 @@ class Route:
     """A call of one layout: which arguments are like it, and what it then does.
 
     Torch's own guard compares type, dtype, device, shape, strides, requires_grad and dispatch keys: pending conjugation, autocast,
-    ``torch.func``, modes. It leaves aside where memory begins, and whether a tensor is given twice.
+    ``torch.func``, modes. It leaves aside where memory begins, whether a tensor is given twice, and whether two share memory.
     """
 
-    __slots__ = ("_circumstances", "_given", "_guard", "_index", "_is_aligned", "_is_tensors", "_phases", "_run")
+    __slots__ = ("_circumstances", "_given", "_guard", "_index", "_is_aligned", "_is_tensors", "_phases", "_places", "_run")
 
-    def __init__(self, given: _Given, tensors: Sequence[torch.Tensor], circumstances: Circumstances, run: Callable[..., Any]) -> None:
-        self._given, self._circumstances, self._run = given, circumstances, run
+    def __init__(
+        self,
+        given: _Given,
+        tensors: Sequence[torch.Tensor],
+        places: Sequence[_Place] | None,
+        circumstances: Circumstances,
+        run: Callable[..., Any],
+    ) -> None:
+        """``tensors`` are the arguments and, where there are ``places``, what is written: these say how it lies to each argument."""
+        self._given, self._places, self._circumstances, self._run = given, places, circumstances, run
         self._guard = _guard_of(tensors)
         self._index = tensors[0].device.index
         self._phases = [tensor.data_ptr() % ACCESS_BYTES for tensor in tensors]
         self._is_aligned = not any(self._phases)
         self._is_tensors = not given.names and not given.numbers and not given.constants
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor | None = None) -> Any:
         """What the call returns, or `MISSED` where it may not be like the earlier one."""
         scalars: tuple[Any, ...] = ()
+        if (out is None) is not (self._places is None):
+            return MISSED
         if self._is_tensors:
-            if kwargs or len(args) != len(self._phases):
+            tensors = args if out is None else (*args, out)
+            if kwargs or len(tensors) != len(self._phases):
                 return MISSED
-            tensors = args
         else:
             given = self._given
             if tuple(kwargs) != given.names:
@@ -105,11 +116,16 @@ class Route:
                 if value is not constant and (type(value) is not type(constant) or value != constant):
                     return MISSED
             tensors = tuple([values[at] for at in given.tensors])
+            if out is not None:
+                tensors = (*tensors, out)
             scalars = tuple([values[at] for at, _ in given.numbers])
         if not self._guard(*tensors) or not self._circumstances.hold() or torch._C._cuda_getDevice() != self._index:
             return MISSED
         addresses = [tensor.data_ptr() for tensor in tensors]
-        if len(set(addresses)) != len(addresses):
+        if self._places is None:
+            if len(set(addresses)) != len(addresses):
+                return MISSED
+        elif not _lie_alike(self._places, addresses):
             return MISSED
         if self._is_aligned:
             bits = 0
@@ -122,15 +138,49 @@ class Route:
         return self._run(tensors, scalars)
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """How what is written lies to an argument: at the same address, or before or behind it by what both take, in bytes."""
+
+    is_same: bool
+    nbytes: int
+    out_nbytes: int
+
+    def holds(self, address: int, out: int) -> bool:
+        return out == address if self.is_same else address + self.nbytes <= out or out + self.out_nbytes <= address
+
+
+def _lie_alike(places: Sequence[_Place], addresses: Sequence[int]) -> bool:
+    *inputs, out = addresses
+    return len(set(inputs)) == len(inputs) and all(place.holds(address, out) for place, address in zip(places, inputs, strict=True))
+
+
+def _find_places(tensors: Sequence[torch.Tensor], out: torch.Tensor) -> tuple[_Place, ...] | None:
+    """None where the tensor that is written lies otherwise to an argument."""
+    written, places = extent_of(out), []
+    for tensor in tensors:
+        read = extent_of(tensor)
+        nbytes = read.end_bytes - read.address_bytes, written.end_bytes - written.address_bytes
+        place = _Place(tensor.data_ptr() == out.data_ptr(), *nbytes)
+        if not place.holds(tensor.data_ptr(), out.data_ptr()):
+            return None
+        places.append(place)
+    return tuple(places)
+
+
 def find_route(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    out: torch.Tensor | None,
     tensors: Sequence[torch.Tensor],
     scalars: Sequence[Any],
     circumstances: Circumstances,
     run: Callable[..., Any],
 ) -> Route | None:
-    """The route of a call that was taken apart into ``tensors`` and ``scalars``; None where calls like it cannot be told so cheaply."""
+    """The route of a call that was taken apart into ``tensors`` and ``scalars``; None where calls like it cannot be told so cheaply.
+
+    ``run`` takes the tensors, ``out`` as the last of them, and the scalars.
+    """
     values = (*args, *kwargs.values())
     kinds = [type(value) for value in values]
     at_tensors = tuple(at for at, value in enumerate(values) if isinstance(value, torch.Tensor))
@@ -144,8 +194,11 @@ def find_route(
         return None
     if not all(tensor.numel() for tensor in tensors) or len(addresses) != len(tensors) or len({t.device for t in tensors}) > 1:
         return None
+    places = None if out is None else _find_places(tensors, out)
+    if places is None and out is not None:
+        return None
     try:
-        return Route(given, tensors, circumstances, run)
+        return Route(given, tensors if out is None else [*tensors, out], places, circumstances, run)
     except (AttributeError, TypeError):  # another torch, without this guard
         return None
 

@@ -35,7 +35,7 @@ def lay(args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, function: C
     values = (*args, *kwargs.values())
     given = [value for value in values if isinstance(value, torch.Tensor)]
     numbers = [value for value in values if type(value) in (int, float, complex)]
-    route = find_route(args, kwargs, given, numbers, Circumstances(function, find_captures(function)), lambda *found: found)
+    route = find_route(args, kwargs, None, given, numbers, Circumstances(function, find_captures(function)), lambda *found: found)
     assert route is not None
     return route
 
@@ -95,7 +95,7 @@ def test_one_tensor_twice_is_another_call() -> None:
     x = torch.randn(8, 8)
     route = lay((x, torch.randn(8, 8)))
     assert route((x, x), {}) is MISSED
-    assert find_route((x, x), {}, [x], [], Circumstances(scaled, find_captures(scaled)), lambda *found: found) is None
+    assert find_route((x, x), {}, None, [x], [], Circumstances(scaled, find_captures(scaled)), lambda *found: found) is None
 
 
 def test_what_misaligned_calls_keep_is_their_alignment() -> None:
@@ -103,6 +103,33 @@ def test_what_misaligned_calls_keep_is_their_alignment() -> None:
     route = lay((store[1:33], store[34:]), function=torch.add)
     assert route((torch.randn(40)[1:33], torch.randn(40)[2:32]), {}) is not MISSED
     assert route((torch.randn(40)[1:33], torch.randn(40)[3:33]), {}) is MISSED
+
+
+def test_what_is_written_lies_to_the_arguments_as_it_did() -> None:
+    store, (x, y) = torch.zeros(4, 64), (torch.randn(64), torch.randn(64))
+    circumstances = Circumstances(scaled, find_captures(scaled))
+
+    def lay_into(*args: torch.Tensor, out: torch.Tensor) -> Route | None:
+        return find_route(args, {}, out, args, [], circumstances, lambda *found: found)
+
+    apart, in_place = lay_into(x, y, out=store[0]), lay_into(x, store[1], out=store[1])
+    assert apart is not None
+    assert in_place is not None
+    for args, out, is_apart, is_in_place in (
+        ((x, y), store[0], True, False),
+        ((store[0], y), store[1], True, False),  # neighbours
+        ((store[1], y), store[0], True, False),
+        ((x, store[0]), store[0], False, True),
+        ((store[0], y), store[0], False, False),  # the other argument
+        ((x, store.view(-1)[4:68]), store[0], False, False),  # 16 bytes apart
+        ((x, x), store[0], False, False),
+    ):
+        assert (apart(args, {}, out) is not MISSED) is is_apart
+        assert (in_place(args, {}, out) is not MISSED) is is_in_place
+    assert apart((x, y), {}) is MISSED
+    assert apart((x,), {}, y) is MISSED
+    assert lay((x, y, 2.0))((x, y, 2.0), {}, store[0]) is MISSED
+    assert lay_into(x, store.view(-1)[4:68], out=store[0]) is None
 
 
 def test_circumstances(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,19 +168,19 @@ def test_circumstances(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("values", [(torch.ones(3), [1, 2]), (torch.ones(3), torch.Size([3])), (torch.empty(0), 1.0)])
 def test_calls_without_a_route(values: tuple[Any, ...]) -> None:
     numbers = [value for value in values if isinstance(value, float)]
-    assert find_route(values, {}, [values[0]], numbers, Circumstances(scaled, find_captures(scaled)), print) is None
+    assert find_route(values, {}, None, [values[0]], numbers, Circumstances(scaled, find_captures(scaled)), print) is None
 
 
 def test_a_resolved_argument_has_no_route() -> None:
     x = torch.randn(4, dtype=torch.complex64)
     resolved = x.conj().resolve_conj()
-    assert find_route((x.conj(),), {}, [resolved], [], Circumstances(scaled, find_captures(scaled)), print) is None
+    assert find_route((x.conj(),), {}, None, [resolved], [], Circumstances(scaled, find_captures(scaled)), print) is None
 
 
 def test_another_torch_has_no_routes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch._C._dynamo.guards, "TensorGuards")
     x, y = tensors()
-    assert find_route((x, y), {}, [x, y], [], Circumstances(scaled, find_captures(scaled)), print) is None
+    assert find_route((x, y), {}, None, [x, y], [], Circumstances(scaled, find_captures(scaled)), print) is None
 
 
 def test_a_key_reads_the_shapes_of_tensors_alone() -> None:
