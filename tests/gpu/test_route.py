@@ -158,9 +158,7 @@ def test_streams_threads_and_graphs() -> None:
 
     def call(number: int) -> None:
         with torch.cuda.stream(torch.cuda.Stream()):
-            for _ in range(50):
-                if not torch.equal(f(x, y, float(number)), x * float(number) + y):
-                    wrong.append(number)
+            wrong.extend(number for _ in range(50) if not torch.equal(f(x, y, float(number)), x * float(number) + y))
 
     torch.testing.assert_close(f(x, y, 2.0), x * 2.0 + y)
     torch.cuda.synchronize()
