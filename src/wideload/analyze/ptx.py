@@ -108,7 +108,8 @@ class Walk:
     outside: tuple[Outside, ...] = ()
     """Of addresses that are known, where no value in memory decides whether they are touched."""
     raced_bytes: int = 0
-    """Of shared memory, in the sampled blocks: written by one warp, and read or written by another, with no barrier in between."""
+    """Of shared memory, in the sampled blocks: written by one warp, and read or written by another, with no barrier in between.
+    What lies between two barriers counts by itself."""
 
 
 @dataclass(slots=True)

@@ -184,7 +184,8 @@ def _beside(t: Trial) -> str:
         parts.append(f"{verb} {t.behind:,} elements behind its output")
     if t.before:
         parts.append(f"{verb} {t.before:,} elements before its output")
-    parts += [f"reads {count:,} elements beside {name}" for name, count in t.reads]
+    if t.reads:
+        parts.append(f"reads {max(count for _, count in t.reads):,} elements beside {' and '.join(name for name, _ in t.reads)}")
     return "the kernel " + " and ".join(parts) if parts else ""
 
 

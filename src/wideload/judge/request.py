@@ -6,7 +6,6 @@ Words alone: it must not know tensors, nor what a kernel's parameters are.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import re
 import shlex
 from collections.abc import Sequence
@@ -94,10 +93,7 @@ def _parse(words: Sequence[str], where: str) -> dict[str, Any]:
         found = vars(_parser().parse_intermixed_args(list(words)))
     except WideloadError as error:
         raise WideloadError(f"{where}: {error}") from None
-    known = {field.name for field in dataclasses.fields(Request)}
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items() if value and name in known} | (
-        {"rtol": found["rtol"]} if found["rtol"] is not None else {}
-    )
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items() if value not in (None, [], ())}
 
 
 def _directive(subject: str) -> list[str]:

@@ -70,7 +70,8 @@ def parse_report(report: str) -> tuple[Fault, ...]:
     found: list[Fault] = []
     lines = [line.removeprefix("=========").strip() for line in report.splitlines() if line.startswith("=========")]
     heads = [(at, kind, head[0]) for at, line in enumerate(lines) for kind, pattern in _HEADS if (head := pattern.search(line))]
-    for (at, kind, text), following in zip(heads, [*(at for at, *_ in heads[1:]), len(lines)], strict=True):
+    ends = [*(at for at, *_ in heads), len(lines)][1:]
+    for (at, kind, text), following in zip(heads, ends, strict=True):
         block = "\n".join(lines[at:following])
         line = _LINE.search(block)
         is_misaligned = kind == "outside" and _MISALIGNED.search(block)

@@ -35,8 +35,8 @@ _BLOCKING_CYCLES = 100_000_000
 """Some 50 ms: much longer than a launch takes to reach the GPU."""
 
 SIZES = (0, 1, 7, 8, 9, 31, 32, 33, 1000, 4097, 10_007)
-SHAPES = ((0, 8), (1, 1), (7, 9), (8, 8), (9, 1000), (1000, 7), (33, 31), (3, 4097))
-"""None, one, around a vector of eight and around a warp, whole and broken rows, and more than some blocks take."""
+SHAPES = ((0, 8), (1, 1), (7, 9), (8, 8), (5, 12), (9, 1000), (1000, 7), (33, 31), (3, 4097))
+"""None, one, around a vector of eight and around a warp, rows of whole vectors, halves and odd ones, more than some blocks take."""
 SHIFTED_SIZES = (1000, 1001)
 SHIFTED_SHAPES = ((8, 1000), (7, 1001))
 _BEYOND = {31: 2**31, 32: 2**32}
@@ -126,7 +126,7 @@ def huge_case(match: Match, bits: int) -> Case:
         return Case(_named(match, (_BEYOND[bits] // per_unit + 4097,)), bits=bits)
     columns = 1031
     per_row = max(1, match.shapes(match.make(dict(zip(match.names, (1, columns), strict=True))))[0].numel())
-    return Case(_named(match, (_BEYOND[bits] // per_row + 3, columns)), bits=bits)
+    return Case(_named(match, (_BEYOND[bits] // per_row + 3 | 1, columns)), bits=bits)
 
 
 def needed_bytes(match: Match, case: Case) -> int:

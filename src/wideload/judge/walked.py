@@ -88,7 +88,7 @@ def _trial(case: Case, num_elements: int, walk: Walk, operands: list[Operand]) -
 
 def _unwritten(walk: Walk, position: int, operand: Operand, case: Case) -> int:
     """Elements that no store reaches, as far as that is known: of a huge result, those behind the last that is written."""
-    if not walk.is_exact or walk.is_cut or operand.span is None:
+    if not walk.is_exact or walk.is_cut or operand.span is None or any(outside.kind != "load" for outside in walk.outside):
         return 0
     start, end = operand.region
     touched = walk.writes.get(position)
