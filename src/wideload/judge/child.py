@@ -31,7 +31,7 @@ _MARK = "wideload-trial "
 _TIMEOUT_S = 120.0
 """Of one case, the start of the process included."""
 _MAX_DEATHS = 2
-"""Of children, in one group of cases: each takes seconds to start, and the next would die alike."""
+"""Of children: each takes seconds to start, and the next would die alike."""
 _NO_ROOM = "no room"
 
 
@@ -125,7 +125,7 @@ def _pump(stream: IO[str], put: Callable[[str | None], Any]) -> None:
 
 
 def _run_cases(job: dict[str, Any]) -> Iterator[Trial]:
-    """The child's work. It ends with the first error, behind which the GPU answers nothing."""
+    """The child's work, up to the first error: behind it the GPU answers nothing."""
     matched = match(decode(Request, job["request"], "the request"))
     device = torch.device(job["device"])
     with torch.cuda.device(device):
@@ -133,10 +133,11 @@ def _run_cases(job: dict[str, Any]) -> Iterator[Trial]:
             if case.bits and needed_bytes(matched, case) > torch.cuda.mem_get_info(device)[0]:
                 yield Trial(case, refused=_NO_ROOM)
                 continue
-            trial = run_case(matched, case, device, launch_here, job["guard"])
+            try:
+                trial = run_case(matched, case, device, launch_here, job["guard"])
+            except torch.OutOfMemoryError:  # what the function takes in between is its own matter
+                trial = Trial(case, refused=_NO_ROOM)
             yield trial
-            if trial.error:
-                return
             if case.bits:
                 torch.cuda.empty_cache()
 
@@ -144,6 +145,8 @@ def _run_cases(job: dict[str, Any]) -> Iterator[Trial]:
 def _serve(trials: Iterable[Trial]) -> None:
     for trial in trials:
         print(_MARK + json.dumps(dataclasses.asdict(trial)), flush=True)
+        if trial.error:
+            os._exit(1)  # a context that has met an illegal address cannot be taken down
 
 
 if __name__ == "__main__":
@@ -151,4 +154,3 @@ if __name__ == "__main__":
         _serve(_run_cases(json.load(sys.stdin)))
     except WideloadError as error:
         sys.exit(str(error))
-    os._exit(0)  # a context that has met an illegal address cannot be taken down

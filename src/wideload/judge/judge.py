@@ -203,10 +203,8 @@ def _walk(matched: Match, arch: str) -> tuple[Trial, ...]:
 
 
 def _run(request: Request, matched: Match, device: str, notes: list[str]) -> tuple[Trial, ...]:
-    ran: list[Trial] = []
     on_stream = Case(size_cases(matched)[-1].sizes, is_on_stream=True)
-    for cases in ((*size_cases(matched), on_stream), alignment_cases(matched)):
-        ran += child.run_in_children(request, cases, device)
+    ran = child.run_in_children(request, (*size_cases(matched), on_stream, *alignment_cases(matched)), device)
     is_wrong = not all(trial.is_right for trial in ran)
     for bits in (32, 31):
         found = () if is_wrong else child.run_in_children(request, [huge_case(matched, bits)], device)
@@ -214,7 +212,7 @@ def _run(request: Request, matched: Match, device: str, notes: list[str]) -> tup
             return (*ran, *found)
     why = "small sizes are wrong already" if is_wrong else "the device has no room for them"
     notes.append(f"more than 2^31 elements were not run: {why}")
-    return tuple(ran)
+    return ran
 
 
 def _sanitize(request: Request, matched: Match, device: str, sanitizing: Sanitize, notes: list[str]) -> tuple[Fault, ...]:
@@ -294,19 +292,20 @@ def _time(
 
     read = sum(x.numel() * x.element_size() for x in operands.inputs)
     written = sum(x.numel() * x.element_size() for x in results)
+    rival = request.against if request.against != request.subject else f"{request.against} itself"
     result = bench(
         call_subject if kernel is None else launch_kernel,
         *operands.args,
         out=list(results) if kernel is not None else None,
         name=request.subject,
-        against={request.against: against},
+        against={rival: against},
         check=right,
         bytes=read + written,
         rtol=request.rtol or None,
         atol=request.atol,
         max_seconds=max_seconds,
     )
-    own, other = result.subject, result[request.against]
+    own, other = result.subject, result[rival]
     wall = roofline(device).ceiling(read, written).value * _BYTES_PER_GB
     return Measured(
         own.time_us.median if own.time_us else None,
