@@ -39,6 +39,8 @@ from wideload.errors import DeviceError, TraceError, WideloadError
 from wideload.fused import FusedFunction, fuse
 from wideload.gpus import find_target
 from wideload.ide import find_headers, write_clangd
+from wideload.judge import PROBLEMS, judge, read_request, write_problem
+from wideload.judge.problems import read_solution
 from wideload.ladder import routes
 from wideload.ladder.climb import MAX_SECONDS, Ladder, climb
 from wideload.ladder.rungs import find_rungs
@@ -515,6 +517,84 @@ def _take_route(route: _Route, target: str | None, where: torch.device | None, o
     else:
         typer.echo("\n".join((f"{built.path}: for {built.arch}, by nvcc {built.nvcc}", *map(str, times), *faults)))
     raise typer.Exit(1 if faults or any(time.fault for time in times) else 0)
+
+
+@app.command(context_settings={"ignore_unknown_options": True})  # an operand may be -1
+def check(
+    subject: Annotated[str | None, typer.Argument(help="FILE.cu:KERNEL, or a function that launches one.", show_default=False)] = None,
+    operands: Annotated[
+        list[str] | None, typer.Argument(help="As for bench, with one or two sizes left open: f32[n], bf16[rows, cols].")
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(help="What it should compute: an op of wl.ops, torch:add, module:function.", metavar="OP")
+    ] = None,
+    items: Annotated[int | None, typer.Option(min=1, help="Elements a thread, where no --grid is given: 1.")] = None,
+    block: Annotated[str | None, typer.Option(help="Threads a block, such as 256 or 32,8: 256.", metavar="SIZES")] = None,
+    grid: Annotated[
+        str | None,
+        typer.Option(help="Blocks, in the operands' sizes, n, items and block: (n + block - 1) // block, or two.", metavar="SIZES"),
+    ] = None,
+    let: Annotated[
+        list[str] | None,
+        typer.Option(help="What a parameter takes that is no size: alpha=0.5, stride=cols; repeatable.", metavar="NAME=VALUE"),
+    ] = None,
+    rtol: Annotated[
+        float | None, typer.Option(min=0.0, help="Relative difference that is allowed: some roundings of the dtype. 0: none, to the bit.")
+    ] = None,
+    atol: Annotated[float | None, typer.Option(min=0.0, help="Absolute difference that is allowed.")] = None,
+    sanitizing: Annotated[
+        bool | None,
+        typer.Option("--sanitize/--no-sanitize", help="Run it under compute-sanitizer too: if it is found.", show_default=False),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="A GPU that need not be here, to compile for: h200, a100. Nothing is run.", metavar="GPU")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="Without --target, the GPU to run on: cuda:1.")] = None,
+    max_seconds: Annotated[float, typer.Option(min=0.0, help="Sampling each contender ends then at the latest.")] = 2.0,
+    new: Annotated[
+        str | None,
+        typer.Option(help=f"Write a file to start from and its page: {', '.join(p.name for p in PROBLEMS)}.", metavar="PROBLEM"),
+    ] = None,
+    folder: Annotated[Path, typer.Option("--into", help="Where --new writes.", metavar="FOLDER")] = Path("."),
+    as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object instead of lines.")] = False,
+) -> None:
+    """Judge your own CUDA kernel: right at the hard sizes, or which bug it has; how far from the wall; what to do next.
+
+    \b
+    wideload check --new swiglu
+    wideload check swiglu.cu:swiglu
+    wideload check mine.cu:add --against torch:add 'bf16\\[n]' 'bf16\\[n]' --items 8
+    wideload check mine.cu:gelu --against bias_gelu 'bf16\\[rows, cols]' 'bf16\\[cols]' --target a100
+
+    Pointers to const are the inputs, in order, other pointers the results; numbers are matched by their names. A line
+    // wideload: --against ... in the file gives the options that are not typed. docs/judge.md says what is tried, and what is named.
+    Exits with 0 if it is right, 1 if something is wrong, 3 if nothing is known to be wrong but no GPU checked results.
+    """
+    if new is not None:
+        if subject is not None:
+            raise typer.BadParameter("--new writes files to start from, and judges none: leave out the kernel")
+        written = write_problem(new, folder)
+        if as_json:
+            typer.echo(json.dumps({"written": [str(path) for path in written], "solution": str(read_solution(new))}))
+        else:
+            typer.echo("".join(f"{path}\n" for path in written) + f"A solution is in {read_solution(new)}")
+        return
+    if subject is None:
+        raise typer.BadParameter("name a kernel, FILE.cu:KERNEL, or begin one with --new PROBLEM")
+    given = {"--against": against, "--items": items, "--block": block, "--grid": grid, "--rtol": rtol, "--atol": atol}
+    words = [*(operands or ()), *(f"{name}={value}" for name, value in given.items() if value is not None)]
+    request = read_request(subject, [*words, *(f"--let={text}" for text in let or ())])
+    with _err.status("judging") as status:
+        found = judge(
+            request,
+            target=target,
+            device=None if target else _find_device(device),
+            sanitizing="auto" if sanitizing is None else "yes" if sanitizing else "no",
+            max_seconds=max_seconds,
+            advance=status.update,
+        )
+    typer.echo(json.dumps(found.to_dict(), indent=1) if as_json else str(found))
+    raise typer.Exit(found.exit_code)
 
 
 def _print_ladder(found: Ladder) -> None:

@@ -62,6 +62,8 @@ class PtxAccess:
     is_known: bool
     is_repeated: bool
     """Whether a thread executes it more than once: it stands in a loop."""
+    is_aligned: bool = True
+    """Whether every known address is a multiple of the width; a GPU stops at one that is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,8 @@ class Touched:
 
     nbytes: float
     sectors: float
+    end: int
+    """The address behind the last byte that is touched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,9 @@ class Walk:
     """Whether it ended after `MAX_STEPS`, before the kernel did."""
     outside: tuple[Outside, ...] = ()
     """Of addresses that are known, where no value in memory decides whether they are touched."""
+    raced_bytes: int = 0
+    """Of shared memory, in the sampled blocks: written by one warp, and read or written by another, with no barrier in between.
+    What lies between two barriers counts by itself."""
 
 
 @dataclass(slots=True)
@@ -134,6 +141,7 @@ class _Tally:
     """Block of the sample and address, of each active lane."""
     region: int | None = None
     is_known: bool = True
+    is_aligned: bool = True
 
     @property
     def turns_per_tallied(self) -> npt.NDArray[np.float64]:
@@ -390,6 +398,10 @@ class _Machine:
         self.is_cut = False
         self.starts, self.ends = np.array(regions, dtype=np.int64).reshape(-1, 2).T
         self.outside: dict[tuple[Kind, int, bool], int] = {}
+        self.barriers = np.zeros(len(lane), dtype=np.int64)
+        """That each lane has passed."""
+        self.shared: list[tuple[bool, int, _Values, _Values, _Values]] = []
+        """Whether it stores, the width, and of each active lane the address, the warp and the barriers passed."""
 
     def run(self) -> Walk:
         instructions = self.program.instructions
@@ -468,6 +480,8 @@ class _Machine:
         if operation == "call":
             self.is_exact = False
             return
+        if operation in ("bar", "barrier") and "warp" not in suffixes:
+            self.barriers[chosen] += 1
         if operation in ("bar", "barrier", "membar", "fence", "pragma", "prefetch", "nanosleep") or not operands:
             return
         if operation == "mov" and operands[0].startswith("{"):
@@ -670,7 +684,10 @@ class _Machine:
             tally.ideal += self._by_block(-(-lanes_of * width // SECTOR_BYTES))
             return
         at_address = address[chosen]
+        tally.is_aligned = tally.is_aligned and not (at_address % width).any()
         if tally.space == "shared":
+            if self.is_certain and tally.kind != "atomic":
+                self.shared.append((tally.kind == "store", width, at_address, self.warp[chosen], self.barriers[chosen]))
             self._tally_shared(tally, width, at_address, self.warp[chosen])
             return
         if tally.region is None:
@@ -758,7 +775,27 @@ class _Machine:
             is_exact=self.is_exact,
             is_cut=self.is_cut,
             outside=tuple(Outside(*key, nbytes) for key, nbytes in self.outside.items()),
+            raced_bytes=self._raced_bytes(),
         )
+
+    def _raced_bytes(self) -> int:
+        """Between two barriers of a block, a byte that is written belongs to one warp; the lanes of a warp go together."""
+        if not any(is_store for is_store, *_ in self.shared):
+            return 0
+        span = _SHARED_END - _SHARED_BASE
+        columns: tuple[list[_Values], list[_Values], list[_Values]] = ([], [], [])
+        for is_store, width, address, warp, passed in self.shared:
+            scope = (warp * WARP_SIZE // self.padded) * (int(self.barriers.max()) + 1) + passed
+            key = scope[:, None] * span + (address - _SHARED_BASE)[:, None] + np.arange(width)
+            for column, values in zip(columns, (key.ravel(), np.repeat(warp, width), np.full(key.size, is_store)), strict=True):
+                column.append(values)
+        keys, warps, stores = (np.concatenate(column) for column in columns)
+        found, place = np.unique(keys, return_inverse=True)
+        first, last = np.full(len(found), self.num_warps), np.full(len(found), -1)
+        np.minimum.at(first, place, warps)
+        np.maximum.at(last, place, warps)
+        is_written = np.bincount(place, weights=stores) > 0
+        return int((is_written & (first < last)).sum())
 
     def _access_of(self, at: int, tally: _Tally, threads: int) -> PtxAccess:
         return PtxAccess(
@@ -773,6 +810,7 @@ class _Machine:
             ideal_wavefronts=self._whole(tally.ideal_wavefronts * tally.turns_per_tallied),
             is_known=tally.is_known,
             is_repeated=bool(self.executed[at] > threads),
+            is_aligned=tally.is_aligned,
         )
 
     def _region(self, address: int) -> int | None:
@@ -799,7 +837,8 @@ class _Machine:
         sector_blocks, _ = _unique_pairs(np.repeat(blocks, sectors.shape[1]), sectors.ravel())
         num = len(self.blocks)
         counts = (np.bincount(blocks, minlength=num) * grain, np.bincount(sector_blocks, minlength=num))
-        return Touched(*(self._whole(count * turns) for count in counts))
+        nbytes, num_sectors = (self._whole(count * turns) for count in counts)
+        return Touched(nbytes, num_sectors, int(places.max()) + grain)
 
 
 def _zeros(size: int) -> _Values:
