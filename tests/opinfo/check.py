@@ -149,10 +149,15 @@ def _first_line(error: Exception) -> str:
 
 def _in_double(op: Selected, sample: Sample) -> Any:
     """What torch computes of the same numbers in fp64, or None where that is no answer: other dtypes in, or an operator of bits."""
-    wide = [x.double() if isinstance(x, torch.Tensor) and x.dtype.is_floating_point else x for x in sample.args]
-    named = {k: x.double() if isinstance(x, torch.Tensor) and x.dtype.is_floating_point else x for k, x in sample.kwargs.items()}
+
+    def widen(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor) or not (x.is_floating_point() or x.is_complex()):
+            return x
+        return x.to(torch.complex128 if x.is_complex() else torch.float64)
+
     try:
-        return op.function(*wide, **named)
+        found = op.function(*map(widen, sample.args), **{name: widen(x) for name, x in sample.kwargs.items()})
+        return _parts(found) if isinstance(found, torch.Tensor) else found
     except Exception:  # whatever torch's reason
         return None
 

@@ -273,7 +273,14 @@ template <class T> FUNCTION complex<T> complex_sinc(complex<T> z)
     return {q.re == 0 ? q.re : q.re * e * unit, q.im == 0 ? q.im : q.im * e * unit};
 }
 
-template <class T> FUNCTION complex<T> complex_power(complex<T> base, complex<T> exponent) { return complex_exp(exponent * complex_log(base)); }
+FUNCTION complex<double> complex_power(complex<double> base, complex<double> exponent) { return complex_exp(exponent * complex_log(base)); }
+
+// In fp64: the product's rounding is an error of the angle and of the logarithm, and grows with them.
+DEVICE complex<float> complex_power(complex<float> base, complex<float> exponent)
+{
+    const complex<double> w = complex_power(complex<double>(base.re, base.im), complex<double>(exponent.re, exponent.im));
+    return {(float)w.re, (float)w.im};
+}
 
 // tensor ** number: torch computes these exponents otherwise.
 template <class T> FUNCTION complex<T> complex_power_number(complex<T> base, complex<T> exponent)
