@@ -27,7 +27,8 @@ from wideload.push import PushedExpr, push_views
 from wideload.replay import NodeLayout
 
 __all__ = [
-    "Launch", "Output", "is_safe_in_place", "kernel_arguments", "new_output", "node_dtype", "phase_of", "place_call", "plan_call",
+    "Launch", "Output", "is_safe_in_place", "kernel_arguments", "launch_here", "new_here", "new_output", "node_dtype", "phase_of",
+    "place_call", "plan_call",
     "prepare_launches", "run_launches", "run_new", "scalar_argument", "stage_launches", "value_of",
 ]  # fmt: skip
 
@@ -165,15 +166,39 @@ def _empty_on_current() -> Callable[..., torch.Tensor] | None:
 _EMPTY = _empty_on_current()
 
 
+def new_here(outputs: Sequence[Output], device: torch.device) -> list[torch.Tensor]:
+    """Memory for the outputs on ``device``, the current one."""
+    if _EMPTY is None:
+        return _new(outputs, device)
+    return [_EMPTY(output.layout.shape, output.layout.strides, output.dtype) for output in outputs]
+
+
+def _new(outputs: Sequence[Output], device: torch.device) -> list[torch.Tensor]:
+    return [torch.empty_strided(output.layout.shape, output.layout.strides, dtype=output.dtype, device=device) for output in outputs]
+
+
+def launch_here(launches: Sequence[Launch], device: int, inputs: Sequence[int], outputs: Sequence[int], scalars: tuple[Any, ...]) -> None:
+    """Put kernels that read no value on the host on the current stream of ``device``, the current one; tensors by their addresses."""
+    if len(launches) == 1:
+        (launch,) = launches
+        launch.kernel.launch_here(device, launch.layout, launch.arguments(inputs, outputs, scalars))
+        return
+    staged = [launch.arguments(inputs, outputs, scalars) for launch in launches]  # before any is launched: a number may be refused
+    for launch, arguments in zip(launches, staged, strict=True):
+        launch.kernel.launch_here(device, launch.layout, arguments)
+
+
 def run_new(
     launches: Sequence[Launch], device: torch.device, tensors: Sequence[torch.Tensor], outputs: Sequence[Output], scalars: tuple[Any, ...]
 ) -> list[torch.Tensor]:
     """Put the kernels on the current stream of ``device``; the outputs, in memory of their own."""
-    if _EMPTY is not None and torch._C._cuda_getDevice() == device.index:
-        outs = [_EMPTY(output.layout.shape, output.layout.strides, output.dtype) for output in outputs]
-    else:
-        outs = [torch.empty_strided(output.layout.shape, output.layout.strides, dtype=output.dtype, device=device) for output in outputs]
-    run_launches(launches, device.index, tensors, outs, scalars)
+    if torch._C._cuda_getDevice() != device.index or any(launch.reads_host for launch in launches):
+        outs = _new(outputs, device)
+        run_launches(launches, device.index, tensors, outs, scalars)
+        return outs
+    outs = new_here(outputs, device)
+    addresses = [tensor.data_ptr() for tensor in tensors], [out.data_ptr() for out in outs]
+    launch_here(launches, device.index, *addresses, scalars)
     return outs
 
 

@@ -23,12 +23,13 @@ from wideload.execute import (
     Launch,
     Output,
     is_safe_in_place,
+    launch_here,
+    new_here,
     new_output,
     node_dtype,
     phase_of,
     plan_call,
     prepare_launches,
-    run_launches,
     run_new,
     stage_launches,
 )
@@ -516,7 +517,7 @@ class FusedFunction:
         return result
 
     def _lay_route(self, call: _Call, run: Callable[..., Any], out: torch.Tensor | None = None) -> None:
-        """Let calls like this one take ``run`` from now on, of tensors, ``out`` the last, and scalars."""
+        """Let calls like this one take ``run`` from now on: of tensors, ``out`` the last, their addresses, and scalars."""
         if call.given is None or self._static or getattr(self.__wrapped__, "__kwdefaults__", None):
             return
         args, kwargs = call.given
@@ -555,7 +556,7 @@ class FusedFunction:
         collect = _collector(traced)
         if collect is not None and call.device.type == "cuda":
             device = call.device
-            self._lay_route(call, lambda tensors, scalars: collect(op(tensors, scalars, device)))
+            self._lay_route(call, lambda tensors, _, scalars: collect(op(tensors, scalars, device)))
         return self._assemble(call, traced, results)
 
     def _operation(self, traced: Traced) -> DifferentiableOp:
@@ -585,9 +586,13 @@ class FusedFunction:
             return
         outputs, launches, device, draws = prepared.outputs, prepared.launches, call.device, traced.expr.has_draws
 
-        def run(tensors: tuple[torch.Tensor, ...], scalars: tuple[Any, ...]) -> Any:
-            operands = (*tensors, draw_seed(device)) if draws else tensors
-            return collect(run_new(launches, device, operands, outputs, scalars))
+        def run(tensors: tuple[torch.Tensor, ...], addresses: list[int], scalars: tuple[Any, ...]) -> Any:
+            outs = new_here(outputs, device)
+            if draws:
+                seed = draw_seed(device)
+                addresses.append(seed.data_ptr())
+            launch_here(launches, device.index, addresses, [out.data_ptr() for out in outs], scalars)
+            return collect(outs)
 
         self._lay_route(call, run)
 
@@ -754,12 +759,14 @@ def _remember(cache: dict[Any, _T], key: Any, value: _T, most: int | None = None
 def _launcher_into(traced: Traced, launches: Sequence[Launch], device: torch.device) -> Callable[..., torch.Tensor]:
     draws = traced.expr.has_draws
 
-    def run(tensors: tuple[torch.Tensor, ...], scalars: tuple[Any, ...]) -> torch.Tensor:
-        out = tensors[-1]
-        operands = (*tensors[:-1], draw_seed(device)) if draws else tensors[:-1]
-        run_launches(launches, device.index, operands, (out,), scalars)
-        torch.autograd.graph.increment_version((out,))
-        return out
+    def run(tensors: tuple[torch.Tensor, ...], addresses: list[int], scalars: tuple[Any, ...]) -> torch.Tensor:
+        written = addresses.pop()
+        if draws:
+            seed = draw_seed(device)
+            addresses.append(seed.data_ptr())
+        launch_here(launches, device.index, addresses, (written,), scalars)
+        torch.autograd.graph.increment_version(tensors[-1:])
+        return tensors[-1]
 
     return run
 

@@ -133,11 +133,12 @@ class LoadedKernel:
         """The same with arguments that ``layout`` packs, eight bytes each, at less cost to the host."""
         if torch._C._cuda_getDevice() != device:
             with torch.cuda.device(device):
-                self._launch_packed_on_current(device, layout, arguments)
+                self.launch_here(device, layout, arguments)
         else:
-            self._launch_packed_on_current(device, layout, arguments)
+            self.launch_here(device, layout, arguments)
 
-    def _launch_packed_on_current(self, device: int, layout: struct.Struct, arguments: Sequence[int | float]) -> None:
+    def launch_here(self, device: int, layout: struct.Struct, arguments: Sequence[int | float]) -> None:
+        """The same where ``device`` is the current one."""
         _bind_context(device)
         try:
             slot = self._free.pop()  # threads may launch one kernel at a time: each from memory of its own

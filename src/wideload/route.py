@@ -17,7 +17,7 @@ from wideload.captures import Captures
 from wideload.outputs import extent_of
 from wideload.plan import ACCESS_BYTES
 
-__all__ = ["MISSED", "Circumstances", "Route", "find_route", "route_key"]
+__all__ = ["MISSED", "Circumstances", "Likeness", "Route", "find_likeness", "find_route", "route_key"]
 
 MISSED = object()
 """What a route returns that is not a call's."""
@@ -67,29 +67,62 @@ class _Given:
     constants: tuple[tuple[int, Any], ...]
 
 
-class Route:
-    """A call of one layout: which arguments are like it, and what it then does.
+class Likeness:
+    """Tensors of the same type, dtype, device, shape, strides, ``requires_grad``, dispatch keys and alignment as those it was made of.
 
-    Torch's own guard compares type, dtype, device, shape, strides, requires_grad and dispatch keys: pending conjugation, autocast,
-    ``torch.func``, modes. It leaves aside where memory begins, whether a tensor is given twice, and whether two share memory.
+    All but the alignment is for torch's own guard to compare. Dispatch keys tell pending conjugation, autocast, ``torch.func``, modes.
+    Raises ``AttributeError`` or ``TypeError`` in a torch without this guard.
     """
 
-    __slots__ = ("_circumstances", "_given", "_guard", "_index", "_is_aligned", "_is_tensors", "_phases", "_places", "_run")
+    __slots__ = ("_check", "_is_aligned", "_phases")
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        sizes: Any = [list(tensor.shape) for tensor in tensors]
+        strides: Any = [list(tensor.stride()) for tensor in tensors]
+        # 0.4 us for three, where reading their dtypes, shapes and strides takes 3 on an H200's host.
+        guard = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+        self._check: Callable[..., bool] = guard.check
+        self._phases = [tensor.data_ptr() % ACCESS_BYTES for tensor in tensors]
+        self._is_aligned = not any(self._phases)
+
+    def addresses(self, tensors: Sequence[torch.Tensor]) -> list[int] | None:
+        """Where other tensors begin, or None where they are not alike."""
+        if len(tensors) != len(self._phases) or not self._check(*tensors):
+            return None
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        if self._is_aligned:
+            bits = 0
+            for address in addresses:
+                bits |= address
+            return None if bits % ACCESS_BYTES else addresses
+        return addresses if [address % ACCESS_BYTES for address in addresses] == self._phases else None
+
+
+def find_likeness(tensors: Sequence[torch.Tensor]) -> Likeness | None:
+    """None in another torch."""
+    try:
+        return Likeness(tensors)
+    except (AttributeError, TypeError):
+        return None
+
+
+class Route:
+    """A call of one layout: which arguments are like it, and what it then does."""
+
+    __slots__ = ("_circumstances", "_given", "_index", "_is_tensors", "_likeness", "_places", "_run")
 
     def __init__(
         self,
         given: _Given,
-        tensors: Sequence[torch.Tensor],
+        device: torch.device,
+        likeness: Likeness,
         places: Sequence[_Place] | None,
         circumstances: Circumstances,
         run: Callable[..., Any],
     ) -> None:
-        """``tensors`` are the arguments and, where there are ``places``, what is written: these say how it lies to each argument."""
-        self._given, self._places, self._circumstances, self._run = given, places, circumstances, run
-        self._guard = _guard_of(tensors)
-        self._index = tensors[0].device.index
-        self._phases = [tensor.data_ptr() % ACCESS_BYTES for tensor in tensors]
-        self._is_aligned = not any(self._phases)
+        """``likeness`` is to the arguments and, where there are ``places``, to what is written: these say how it lies to each."""
+        self._given, self._likeness, self._places, self._circumstances, self._run = given, likeness, places, circumstances, run
+        self._index = device.index
         self._is_tensors = not given.names and not given.numbers and not given.constants
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor | None = None) -> Any:
@@ -99,7 +132,7 @@ class Route:
             return MISSED
         if self._is_tensors:
             tensors = args if out is None else (*args, out)
-            if kwargs or len(tensors) != len(self._phases):
+            if kwargs:
                 return MISSED
         else:
             given = self._given
@@ -119,23 +152,12 @@ class Route:
             if out is not None:
                 tensors = (*tensors, out)
             scalars = tuple([values[at] for at, _ in given.numbers])
-        if not self._guard(*tensors) or not self._circumstances.hold() or torch._C._cuda_getDevice() != self._index:
+        addresses = self._likeness.addresses(tensors)
+        if addresses is None or not self._circumstances.hold() or torch._C._cuda_getDevice() != self._index:
             return MISSED
-        addresses = [tensor.data_ptr() for tensor in tensors]
-        if self._places is None:
-            if len(set(addresses)) != len(addresses):
-                return MISSED
-        elif not _lie_alike(self._places, addresses):
+        if len(set(addresses)) != len(addresses) if self._places is None else not _lie_alike(self._places, addresses):
             return MISSED
-        if self._is_aligned:
-            bits = 0
-            for address in addresses:
-                bits |= address
-            if bits % ACCESS_BYTES:
-                return MISSED
-        elif [address % ACCESS_BYTES for address in addresses] != self._phases:
-            return MISSED
-        return self._run(tensors, scalars)
+        return self._run(tensors, addresses, scalars)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +201,7 @@ def find_route(
 ) -> Route | None:
     """The route of a call that was taken apart into ``tensors`` and ``scalars``; None where calls like it cannot be told so cheaply.
 
-    ``run`` takes the tensors, ``out`` as the last of them, and the scalars.
+    ``run`` takes the tensors, ``out`` as the last of them, their addresses and the scalars, with the tensors' device the current one.
     """
     values = (*args, *kwargs.values())
     kinds = [type(value) for value in values]
@@ -197,16 +219,5 @@ def find_route(
     places = None if out is None else _find_places(tensors, out)
     if places is None and out is not None:
         return None
-    try:
-        return Route(given, tensors if out is None else [*tensors, out], places, circumstances, run)
-    except (AttributeError, TypeError):  # another torch, without this guard
-        return None
-
-
-def _guard_of(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
-    """Dynamo's guard of these tensors: 0.5 us for three, where reading their dtypes, shapes and strides takes 3 on an H200's host."""
-    sizes: Any = [list(tensor.shape) for tensor in tensors]
-    strides: Any = [list(tensor.stride()) for tensor in tensors]
-    guard = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-    check: Callable[..., bool] = guard.check
-    return check
+    likeness = find_likeness(tensors if out is None else [*tensors, out])
+    return Route(given, tensors[0].device, likeness, places, circumstances, run) if likeness else None

@@ -23,6 +23,7 @@ from wideload.plan import KernelPlan
 from wideload.random import draw_seed
 from wideload.reference import evaluate_expr
 from wideload.replay import NodeLayout, replay_layout
+from wideload.route import Likeness, find_likeness
 
 __all__ = ["DifferentiableOp", "is_looked_into"]
 
@@ -114,6 +115,15 @@ class _Backward:
     zeros: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Last:
+    """What the last tensors were, and what they needed."""
+
+    likeness: Likeness
+    is_grad_enabled: bool
+    form: _Form
+
+
 class DifferentiableOp:
     """``expr`` as an operation on tensors; the gradients that it is asked for are derived once a layout, and are operations again.
 
@@ -129,6 +139,7 @@ class DifferentiableOp:
         self.fresh = [position for position, is_view in enumerate(self._is_view) if not is_view]
         self.is_derived = strides is not None
         self._strides = [None if strides is None else strides[position] for position in self.fresh]
+        self._last: _Last | None = None
         self._forms: dict[Any, _Form | Literal["contiguous", "reference"]] = {}
 
     def __call__(
@@ -141,6 +152,9 @@ class DifferentiableOp:
         if seed is None and self.expr.has_draws:
             seed = draw_seed(device)
         enabled = torch.is_grad_enabled()
+        last = self._last
+        if last is not None and last.is_grad_enabled is enabled and last.form.device == device and last.likeness.addresses(tensors):
+            return self._apply(last.form, tensors, scalars, seed)
         try:
             key = (device, *[(enabled and t.requires_grad, t.shape, t.stride(), phase_of(t)) for t in tensors])
         except RuntimeError:
@@ -158,6 +172,9 @@ class DifferentiableOp:
             return self._recorded(tensors, scalars, seed)
         if form == "contiguous":
             return self([tensor.contiguous() for tensor in tensors], scalars, device, seed)
+        likeness = find_likeness(tensors) if form.launches else None
+        if likeness:
+            self._last = _Last(likeness, enabled, form)
         return self._apply(form, tensors, scalars, seed)
 
     def _apply(

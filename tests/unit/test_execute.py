@@ -33,6 +33,9 @@ class Recorder:
     def launch(self, device: int, arguments: list[Any]) -> None:
         self.launched.append((device, arguments))
 
+    def launch_here(self, device: int, layout: struct.Struct, arguments: list[Any]) -> None:
+        self.launch_packed(device, layout, arguments)
+
     def launch_packed(self, device: int, layout: struct.Struct, arguments: list[Any]) -> None:
         assert [*layout.unpack(layout.pack(*arguments))] == arguments
         self.launch(device, arguments)
