@@ -40,6 +40,7 @@ from wideload.planned import Plan
 from wideload.reference import evaluate_expr, with_seed
 from wideload.replay import NodeLayout, replay_layout
 from wideload.structure import map_structure, same_structure
+from wideload.torch_library import bind_method, call_method, call_operator, is_operator_wanted, note_function
 from wideload.torch_op import DifferentiableOp, is_looked_into
 from wideload.trace import HostResult, NumberArg, TensorArg, TensorResult, Traced, is_traced, trace_function
 
@@ -63,6 +64,7 @@ class _Call:
     entered: dict[int, tuple[int, TensorArg]] = field(default_factory=dict)
     key: list[Any] = field(default_factory=list)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    shapes: list[tuple[int, ...]] | None = None  # to be traced with, where those of the tensors are symbols
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,8 @@ class FusedFunction:
         unknown = self._static.difference(parameters) if self._signature else ()
         if unknown:
             raise TraceError(f"static= names {sorted(unknown)}, but {self.__name__} has the parameters {parameters}")
+        self._names, self._starred = _positional_names(self._signature)
+        self._identity, self._operator_base = note_function(self), None
         self._descriptor: FusedFunction | None = None  # what this is the bound method of
         self._traces: dict[Any, Traced] = {}
         self._sized: dict[Any, None] = {}  # signatures of functions that read sizes: their traces hold for one set of shapes
@@ -119,6 +123,8 @@ class FusedFunction:
         """A fused function in a class is a method: ``self`` is bound, and what it reads of ``self`` is read at each call."""
         if instance is None or isinstance(self.__wrapped__, staticmethod):
             return self
+        if torch.compiler.is_dynamo_compiling():
+            return functools.partial(call_method, self, instance, bind_method(self, instance))  # type: ignore[return-value]
         attributes = getattr(instance, "__dict__", {})
         key = f"__wideload_{self.__qualname__}_{id(self)}"  # two methods of a class may have one name: lambdas, closures
         bound = attributes.get(key)
@@ -143,10 +149,15 @@ class FusedFunction:
 
         Raises a ``WideloadError`` for what cannot be fused or written; nothing has been written then.
         """
-        if torch.compiler.is_compiling() or is_traced(args, kwargs):
+        if torch.compiler.is_dynamo_compiling():
+            return call_operator(self, args, kwargs, out)
+        if is_traced(args, kwargs):
             return self._inline(args, kwargs, out)
         call = self._bind(args, kwargs)
-        return self._call(call) if out is None else self._run(call, functools.partial(self._call_into, call, out))
+        is_plain = not is_looked_into(call.tensors)
+        if not is_plain and self._options.compile == "op" and is_operator_wanted(call.tensors):
+            return call_operator(self, args, kwargs, out)
+        return self._call(call, is_plain) if out is None else self._run(call, functools.partial(self._call_into, call, out))
 
     def foreach(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
         """Compute the function for every item of lists, on a GPU in one launch for all items of the same dtypes.
@@ -168,9 +179,11 @@ class FusedFunction:
         """
         return call_lists(self, args, kwargs, out)
 
-    def _call(self, call: _Call) -> Any:
+    def _call(self, call: _Call, is_plain: bool | None = None) -> Any:
         """New results of a call."""
-        is_plain, wants_grad = not is_looked_into(call.tensors), _wants_grad(call.tensors)
+        if is_plain is None:
+            is_plain = not is_looked_into(call.tensors)
+        wants_grad = _wants_grad(call.tensors)
         if call.device.type == "cuda" and is_plain and not wants_grad:
             return self._run(call, functools.partial(self._launch, call))
         if call.device.type == "meta":
@@ -435,7 +448,7 @@ class FusedFunction:
 
     def _trace(self, call: _Call) -> tuple[Any, Traced]:
         signature: Any = (tuple(call.key), self._captures.read(), torch.get_default_dtype())
-        key = (signature, tuple(tuple(t.shape) for t in call.tensors)) if signature in self._sized else signature
+        key = (signature, _shapes(call)) if signature in self._sized else signature
         traced = self._traces.get(key)
         return (key, traced) if traced is not None else self._retrace(call, signature)
 
@@ -445,7 +458,7 @@ class FusedFunction:
         key = signature
         if traced.reads_sizes:
             _remember(self._sized, signature, None)
-            key = (signature, tuple(tuple(t.shape) for t in call.tensors))
+            key = (signature, _shapes(call))
         return key, _remember(self._traces, key, traced)
 
     def _run(self, call: _Call, use: Callable[[Any, Traced], _T]) -> _T:
@@ -504,10 +517,13 @@ class FusedFunction:
         return self._assemble(call, traced, self._evaluate(call, traced, layouts))
 
     def _call_differentiable(self, call: _Call, key: Any, traced: Traced) -> Any:
+        return self._assemble(call, traced, self._operation_of(key, traced)(call.tensors, tuple(call.scalars), call.device))
+
+    def _operation_of(self, key: Any, traced: Traced) -> DifferentiableOp:
         op = self._ops.get(key)
         if op is None or op.expr is not traced.expr:
             op = _remember(self._ops, key, self._operation(traced))
-        return self._assemble(call, traced, op(call.tensors, tuple(call.scalars), call.device))
+        return op
 
     def _operation(self, traced: Traced) -> DifferentiableOp:
         return DifferentiableOp(traced.expr, self._options.numerics, fast_math=self._options.fast_math)
@@ -686,6 +702,17 @@ def _remember(cache: dict[Any, _T], key: Any, value: _T, most: int | None = None
         cache.pop(next(iter(cache)), None)
     cache[key] = value
     return value
+
+
+def _shapes(call: _Call) -> tuple[tuple[int, ...], ...]:
+    return tuple(call.shapes or [tuple(tensor.shape) for tensor in call.tensors])
+
+
+def _positional_names(signature: inspect.Signature | None) -> tuple[tuple[str, ...], str]:
+    """The parameters that positional arguments go to, and the one that takes all others, or ``""``."""
+    parameters = list(signature.parameters.values()) if signature else []
+    names = tuple(of.name for of in parameters if of.kind in (of.POSITIONAL_ONLY, of.POSITIONAL_OR_KEYWORD))
+    return names, next((of.name for of in parameters if of.kind is of.VAR_POSITIONAL), "")
 
 
 def _signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
