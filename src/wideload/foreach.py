@@ -41,6 +41,7 @@ from wideload.lists import (
 from wideload.random import draw_seed
 from wideload.replay import NodeLayout
 from wideload.structure import map_structure
+from wideload.torch_library import call_operator
 from wideload.trace import HostResult, NumberArg, TensorArg, TensorResult, Traced, is_traced
 
 if TYPE_CHECKING:
@@ -71,9 +72,11 @@ class Listed:
 def call_lists(f: FusedFunction, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
     """``f.foreach``; see there."""
     lists = split_lists(f.__name__, f._parameters(), args, kwargs, out)
-    if torch.compiler.is_compiling() or is_traced(args, kwargs):
+    is_compiling = torch.compiler.is_dynamo_compiling()
+    if is_compiling or is_traced(args, kwargs):
         outs = [None] * lists.length if out is None else out
-        return [f._inline(*lists.at(item), outs[item]) for item in range(lists.length)]
+        call = call_operator if is_compiling else type(f)._inline
+        return [call(f, *lists.at(item), outs[item]) for item in range(lists.length)]
     if not lists.length:
         return [] if out is None else out
     with _naming(0):

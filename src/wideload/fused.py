@@ -40,7 +40,7 @@ from wideload.planned import Plan
 from wideload.reference import evaluate_expr, with_seed
 from wideload.replay import NodeLayout, replay_layout
 from wideload.structure import map_structure, same_structure
-from wideload.torch_library import bind_method, call_method, call_operator, is_operator_wanted, note_function
+from wideload.torch_library import bind_method, call_operator, find_proxy, is_operator_wanted, note_function
 from wideload.torch_op import DifferentiableOp, is_looked_into
 from wideload.trace import HostResult, NumberArg, TensorArg, TensorResult, Traced, is_traced, trace_function
 
@@ -124,7 +124,7 @@ class FusedFunction:
         if instance is None or isinstance(self.__wrapped__, staticmethod):
             return self
         if torch.compiler.is_dynamo_compiling():
-            return functools.partial(call_method, self, instance, bind_method(self, instance))  # type: ignore[return-value]
+            return bind_method(self, instance)  # type: ignore[no-any-return]
         attributes = getattr(instance, "__dict__", {})
         key = f"__wideload_{self.__qualname__}_{id(self)}"  # two methods of a class may have one name: lambdas, closures
         bound = attributes.get(key)
@@ -153,7 +153,13 @@ class FusedFunction:
             return call_operator(self, args, kwargs, out)
         if is_traced(args, kwargs):
             return self._inline(args, kwargs, out)
-        call = self._bind(args, kwargs)
+        try:
+            call = self._bind(args, kwargs)
+        except TraceError:
+            proxy = find_proxy((args, kwargs))
+            if proxy is None:
+                raise
+            return proxy.tracer.create_proxy("call_function", self, args, kwargs if out is None else {**kwargs, "out": out})
         is_plain = not is_looked_into(call.tensors)
         if not is_plain and self._options.compile == "op" and is_operator_wanted(call.tensors):
             return call_operator(self, args, kwargs, out)

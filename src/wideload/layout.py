@@ -111,7 +111,8 @@ def iterator_strides(shape: Shape, operands: Sequence[tuple[Shape, Strides]]) ->
     >>> iterator_strides((2, 3), [((2, 3), (1, 2)), ((3,), (1,))])
     (1, 2)
     """
-    if all(operand_shape == shape for operand_shape, _ in operands):
+    # Ranks first: tuples of unlike lengths are compared item by item as well, and a comparison of symbols is a guard.
+    if all(len(operand_shape) == len(shape) and operand_shape == shape for operand_shape, _ in operands):
         layouts = [strides for _, strides in operands]  # no set: sizes that are symbols have no hash
         formats = [_row_major(shape), CHANNELS_LAST_ORDER] if len(shape) == 4 else [_row_major(shape)]
         for order in formats:

@@ -12,6 +12,7 @@ argument, ``call``, spelt in Python: ``(_0, _1, 'tanh')``.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -19,7 +20,7 @@ import re
 import threading
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ from wideload.trace import TensorResult, Traced
 if TYPE_CHECKING:
     from wideload.fused import FusedFunction
 
-__all__ = ["NAMESPACE", "bind_method", "call_method", "call_operator", "is_operator_wanted", "note_function"]
+__all__ = ["NAMESPACE", "bind_method", "call_operator", "find_proxy", "is_operator_wanted", "note_function"]
 
 NAMESPACE = "wideload"
 """Of the operators: ``torch.ops.wideload``."""
@@ -78,6 +79,13 @@ def is_operator_wanted(tensors: Sequence[torch.Tensor]) -> bool:
     )
 
 
+def find_proxy(arguments: Any) -> torch.fx.Proxy | None:
+    """The first proxy of ``torch.fx.symbolic_trace`` among the arguments. It has no dtype, so that the call stays one of the function."""
+    found: list[torch.fx.Proxy] = []
+    map_structure(lambda leaf: found.append(leaf) if isinstance(leaf, torch.fx.Proxy) else None, arguments)
+    return found[0] if found else None
+
+
 # ---- a call, taken apart. Dynamo traces this part: plain Python over containers
 
 
@@ -86,8 +94,10 @@ def call_operator(f: FusedFunction, args: tuple[Any, ...], kwargs: dict[str, Any
     return _call(f, f._identity, (), args, kwargs, out)
 
 
-def call_method(f: FusedFunction, instance: Any, identity: str, /, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+def call_method(f: FusedFunction, instance: Any, identity: str | None, /, *args: Any, out: Any = None, **kwargs: Any) -> Any:
     """As `call_operator`, of the method ``f`` of ``instance``, which Dynamo traces."""
+    if identity is None:  # an object that was made inside what is compiled
+        return f._inline((instance, *args), kwargs, out)
     return _call(f, identity, (instance,), args, kwargs, out)
 
 
@@ -164,7 +174,7 @@ def _comptime(function: Callable[[Any], None]) -> None:
 
 
 def _forget_leaves(_: Any) -> None:
-    _noted.leaves = []
+    _noted.leaves, _noted.identity = [], None
 
 
 def _note(leaf: Any) -> None:
@@ -192,13 +202,36 @@ def _find_noted(identity: str, spec: Any) -> _Found | None:
     return _find_operator(_FUNCTIONS[identity], spec, _noted.leaves)
 
 
-def bind_method(descriptor: FusedFunction, instance: Any) -> str:
-    """The identity of the method ``descriptor`` of ``instance``."""
-    return descriptor.__get__(instance)._identity
+def bind_method(descriptor: FusedFunction, instance: Any) -> Any:
+    """What stands for the method ``descriptor`` of ``instance`` where Dynamo traces it."""
+    _comptime(_forget_leaves)
+    _note_method(descriptor, instance)
+    return functools.partial(call_method, descriptor, instance, _noted_identity())
+
+
+def _note_method(descriptor: Any, instance: Any) -> None:
+    from torch._dynamo.comptime import comptime
+
+    comptime(_bind_noted)
+
+
+def _bind_noted(context: Any) -> None:
+    """Bind the very objects, and let what is compiled be for this instance alone: what the method reads of it is read at each call."""
+    from torch._dynamo.guards import GuardBuilder, install_guard
+
+    descriptor, instance = (context.get_local(name)._ComptimeVar__variable for name in ("descriptor", "instance"))
+    value = getattr(instance, "value", None)
+    if instance.source is not None and value is not None:
+        install_guard(instance.source.make_guard(GuardBuilder.ID_MATCH))
+        _noted.identity = descriptor.value.__get__(value)._identity
+
+
+def _noted_identity() -> str | None:
+    return getattr(_noted, "identity", None)
 
 
 # torch.compiler.assume_constant_result does this, and imports Dynamo
-for _function in (_find_noted, bind_method):
+for _function in (_find_noted, _noted_identity):
     _function._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -302,11 +335,15 @@ def _template(traced: Traced, fresh: Sequence[int], arguments: Sequence[int | No
     return build(traced.result)
 
 
-def _no_modes() -> Any:
-    """Where a trace asks torch for dtypes, on small tensors, no mode looks on."""
+@contextlib.contextmanager
+def _no_modes() -> Iterator[None]:
+    """A trace asks torch for dtypes, on small tensors: no mode looks on, of dispatch or of functions (export's notes ``no_grad``)."""
     from torch.utils._python_dispatch import _disable_current_modes
 
-    return _disable_current_modes()
+    with _disable_current_modes(), contextlib.ExitStack() as stack:
+        for _ in range(torch._C._len_torch_function_stack()):
+            stack.callback(torch._C._push_on_torch_function_stack, torch._C._pop_torch_function_stack())
+        yield
 
 
 # ---- the argument ``call``
@@ -637,11 +674,16 @@ class _Backward:
                 ),
             )
         places = {id(tensor): at for at, tensor in enumerate(bound.tensors)}
-        results = [
-            _laid_out(found[places[id(tensor)]], like_strides(tuple(tensor.shape), tensor.stride()))
-            for tensor, bit in zip(plain, self.wanted, strict=True)
-            if bit == "1"
-        ]
+        taken = {tensor.untyped_storage()._cdata for tensor in arguments if isinstance(tensor, torch.Tensor)}
+        results = []
+        for tensor, bit in zip(plain, self.wanted, strict=True):
+            if bit == "1":
+                grad = found[places[id(tensor)]]
+                strides = like_strides(tuple(tensor.shape), tensor.stride())
+                if grad.stride() != strides or grad.untyped_storage()._cdata in taken:  # no result is an argument, or another result
+                    grad = torch.empty_strided(grad.shape, strides, dtype=grad.dtype, device=grad.device).copy_(grad)
+                taken.add(grad.untyped_storage()._cdata)
+                results.append(grad)
         return results[0] if len(results) == 1 else tuple(results)
 
     def pretend(self, *arguments: Any) -> Any:
@@ -675,12 +717,6 @@ class _Unread:
 
 def _stand_in(tensor: _Unread, device: torch.device) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.strides, dtype=tensor.dtype, device=device)
-
-
-def _laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
-    if tensor.stride() == tuple(strides):
-        return tensor
-    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def _plain(kinds: str, operands: Sequence[Any]) -> list[Any]:
