@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from wideload.compiled import call_operator
 from wideload.errors import WideloadError
 from wideload.execute import Output, new_output
 from wideload.expr import is_view_of_operand
@@ -41,7 +42,6 @@ from wideload.lists import (
 from wideload.random import draw_seed
 from wideload.replay import NodeLayout
 from wideload.structure import map_structure
-from wideload.torch_library import call_operator
 from wideload.trace import HostResult, NumberArg, TensorArg, TensorResult, Traced, is_traced
 
 if TYPE_CHECKING:
@@ -72,11 +72,11 @@ class Listed:
 def call_lists(f: FusedFunction, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
     """``f.foreach``; see there."""
     lists = split_lists(f.__name__, f._parameters(), args, kwargs, out)
-    is_compiling = torch.compiler.is_dynamo_compiling()
-    if is_compiling or is_traced(args, kwargs):
-        outs = [None] * lists.length if out is None else out
-        call = call_operator if is_compiling else type(f)._inline
-        return [call(f, *lists.at(item), outs[item]) for item in range(lists.length)]
+    outs = [None] * lists.length if out is None else out
+    if torch.compiler.is_dynamo_compiling():
+        return [call_operator(f, *lists.at(item), outs[item]) for item in range(lists.length)]
+    if is_traced(args, kwargs):
+        return [f._inline(*lists.at(item), outs[item]) for item in range(lists.length)]
     if not lists.length:
         return [] if out is None else out
     with _naming(0):

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from wideload.captures import find_captures, unwrap_callable
+from wideload.compiled import bind_method, call_operator, find_proxy, is_operator_wanted
 from wideload.errors import DeviceError, DtypeError, LayoutError, TraceError
 from wideload.execute import (
     Launch,
@@ -40,7 +41,7 @@ from wideload.planned import Plan
 from wideload.reference import evaluate_expr, with_seed
 from wideload.replay import NodeLayout, replay_layout
 from wideload.structure import map_structure, same_structure
-from wideload.torch_library import bind_method, call_operator, find_proxy, is_operator_wanted, note_function
+from wideload.torch_library import note_function
 from wideload.torch_op import DifferentiableOp, is_looked_into
 from wideload.trace import HostResult, NumberArg, TensorArg, TensorResult, Traced, is_traced, trace_function
 
@@ -107,7 +108,8 @@ class FusedFunction:
         if unknown:
             raise TraceError(f"static= names {sorted(unknown)}, but {self.__name__} has the parameters {parameters}")
         self._names, self._starred = _positional_names(self._signature)
-        self._identity, self._operator_base = note_function(self), None
+        self._identity = note_function(self)
+        self._operator_base: str | None = None
         self._descriptor: FusedFunction | None = None  # what this is the bound method of
         self._traces: dict[Any, Traced] = {}
         self._sized: dict[Any, None] = {}  # signatures of functions that read sizes: their traces hold for one set of shapes

@@ -340,7 +340,9 @@ class _Fused(torch.autograd.Function):
         saved: tuple[torch.Tensor, ...] = (
             ctx.saved_tensors if back.inputs or back.op.expr.has_draws else ()
         )  # torch refuses them the second time
-        return (None,) * _NUM_OTHERS + form.gradients(back, saved, ctx.scalars, saved[-1] if back.op.expr.has_draws else None, grads, ctx.shapes)
+        return (None,) * _NUM_OTHERS + form.gradients(
+            back, saved, ctx.scalars, saved[-1] if back.op.expr.has_draws else None, grads, ctx.shapes
+        )
 
 
 _NUM_OTHERS = 3
