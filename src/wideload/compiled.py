@@ -6,8 +6,10 @@ Knows torch's tracers, and what they may see of a call; never what an operator d
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -93,11 +95,11 @@ def _call(f: FusedFunction, identity: str, this: tuple[Any, ...], args: tuple[An
         found = _find_operator(f, spec, leaves)
     if found is None:
         return f._inline((*this, *args), kwargs, out)
-    name, call, order, seeded_by, result = found
+    name, call, order, seed, result = found
     # A float is made a tensor by an addition, whose value Inductor does not fix in the code as it does an operator's float argument.
     operands = [torch.zeros((), dtype=torch.float64) + leaves[at] if is_float else leaves[at] for at, is_float in order]
-    if seeded_by is not None:
-        operands.append(torch.ops.wideload.draw_seed.default(leaves[seeded_by]))
+    if seed is not None:
+        operands.append(torch.ops.wideload.draw_seed.default(leaves[seed[0]], seed[1]))
     results = getattr(torch.ops.wideload, name).default(*operands, call)
     if out is not None:
         return out
@@ -217,9 +219,9 @@ def _noted_identity() -> str | None:
 
 # ---- from a call to its operator
 
-_Found = tuple[str, str, tuple[tuple[int, bool], ...], int | None, Any]
-"""Name; the argument ``call``; the leaves that are its operands, each with whether it is a float to be made a tensor; the leaf on whose
-device a seed is to be drawn; and what its results are put together to, ``("result", 0)`` where it is one tensor."""
+_Found = tuple[str, str, tuple[tuple[int, bool], ...], tuple[int, int] | None, Any]
+"""Name; the argument ``call``; the leaves that are its operands, each with whether it is a float to be made a tensor; of a seed, the leaf on
+whose device it is drawn and its number; and what results are put together to, ``("result", 0)`` where it is one tensor."""
 
 
 def _find_operator(f: FusedFunction, spec: Any, leaves: Sequence[Any]) -> _Found | None:
@@ -266,12 +268,26 @@ def _find_operator(f: FusedFunction, spec: Any, leaves: Sequence[Any]) -> _Found
         wanted = tuple(torch.is_grad_enabled() and tensor.requires_grad for tensor in call.tensors)
         if any(wanted) and find_saved(f, call, key, traced, wanted) is None:
             return None
-        seeded_by = None
+        seed = None
         if traced.expr.has_draws:
             kinds += "s"
             registered(SEED)
-            seeded_by = next(tensors[id(tensor)] for tensor in call.tensors if tensor.device == call.device)
-        return registered(f"{name}_{kinds}_{len(fresh)}"), text, tuple(order), seeded_by, result
+            seed = next(tensors[id(tensor)] for tensor in call.tensors if tensor.device == call.device), _next_number()
+        return registered(f"{name}_{kinds}_{len(fresh)}"), text, tuple(order), seed, result
+
+
+_drawn: weakref.WeakKeyDictionary[Any, Iterator[int]] = weakref.WeakKeyDictionary()
+_drawn_elsewhere = itertools.count()
+
+
+def _next_number() -> int:
+    """Number the seeds of what is being compiled, alike each time.
+
+    AOTAutograd takes equal calls for one unless they are of certain random operators of torch's own: ``nondeterministic_seeded`` is not
+    looked at there (``fx_graph_cse``, torch 2.10 to 2.13).
+    """
+    context = torch._guards.TracingContext.try_get()
+    return next(_drawn_elsewhere if context is None else _drawn.setdefault(context, itertools.count()))
 
 
 def _kind_of(number: Any) -> str:

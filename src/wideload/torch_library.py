@@ -48,7 +48,7 @@ NAMESPACE = "wideload"
 
 SEED = "draw_seed"
 """The operator that draws: torch's generator moves on there, and a function is given the seed. So the tag ``nondeterministic_seeded``
-stands there alone, and what reads a seed may be computed again from it."""
+stands there alone, and what reads a seed may be computed again from it. ``number`` tells the draws of a program apart."""
 
 _DIGEST_CHARS = 10
 """Of a name's digest: 40 bits; by chance two of a thousand functions of one name meet once in two million programs."""
@@ -576,5 +576,5 @@ def _implement(name: str, compute: Callable[..., Any], pretend: Callable[..., An
 
 
 def _register_seed() -> None:
-    _library.define(f"{SEED}(Tensor like) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))  # type: ignore[no-untyped-call]
-    _implement(SEED, lambda like: draw_seed(like.device), lambda like: like.new_empty((1,), dtype=torch.int64))
+    _library.define(f"{SEED}(Tensor like, int number) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))  # type: ignore[no-untyped-call]
+    _implement(SEED, lambda like, _: draw_seed(like.device), lambda like, _: like.new_empty((1,), dtype=torch.int64))
