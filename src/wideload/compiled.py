@@ -81,6 +81,7 @@ def call_method(f: FusedFunction, instance: Any, identity: str | None, /, *args:
 def _call(f: FusedFunction, identity: str, this: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
     if f._options.compile == "inline":
         return f._inline((*this, *args), kwargs, out)
+    args, kwargs = f._around_operator(args, kwargs)
     leaves: list[Any] = []
     names, static = f._names[len(this) :], f._static
     positional = [_take_apart(value, leaves, (names[at] if at < len(names) else f._starred) in static) for at, value in enumerate(args)]
@@ -94,7 +95,9 @@ def _call(f: FusedFunction, identity: str, this: tuple[Any, ...], args: tuple[An
     else:
         found = _find_operator(f, spec, leaves)
     if found is None:
-        return f._inline((*this, *args), kwargs, out)
+        if torch.compiler.is_dynamo_compiling():
+            return f._inline((*this, *args), kwargs, out)
+        return f._call(bind_symbolic(f, args, kwargs), is_plain=False)
     name, call, order, seed, result = found
     # A float is made a tensor by an addition, whose value Inductor does not fix in the code as it does an operator's float argument.
     operands = [torch.zeros((), dtype=torch.float64) + leaves[at] if is_float else leaves[at] for at, is_float in order]
@@ -220,8 +223,8 @@ def _noted_identity() -> str | None:
 # ---- from a call to its operator
 
 _Found = tuple[str, str, tuple[tuple[int, bool], ...], tuple[int, int] | None, Any]
-"""Name; the argument ``call``; the leaves that are its operands, each with whether it is a float to be made a tensor; of a seed, the leaf on
-whose device it is drawn and its number; and what results are put together to, ``("result", 0)`` where it is one tensor."""
+"""Name; the argument ``call``; the leaves that are its operands, each with whether it is a float to be made a tensor; of a seed, the leaf
+on whose device it is drawn and its number; and what results are put together to, ``("result", 0)`` where it is one tensor."""
 
 
 def _find_operator(f: FusedFunction, spec: Any, leaves: Sequence[Any]) -> _Found | None:

@@ -341,6 +341,10 @@ class FusedFunction:
             return result
         return map_structure(lambda target, value: target.copy_(value), out, result)
 
+    def _around_operator(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of the operator, of these; what is done to them stands beside it in a compiled graph."""
+        return args, kwargs
+
     @staticmethod
     def _keep(cache: dict[Any, _T], key: Any, value: _T) -> _T:
         """Remember what belongs to lists of one signature."""
