@@ -335,7 +335,7 @@ class FusedFunction:
             )
 
     def _inline(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
-        """Inside another trace, or under torch.compile, this is the plain function, to be fused with its neighbours."""
+        """Inside another trace, or left to Inductor, this is the plain function, to be fused with its neighbours."""
         result = self._fn(*args, **kwargs)
         if out is None:
             return result
@@ -683,8 +683,8 @@ def fuse(
     arguments; numbers whose names are in ``static`` or that a call leaves at their default, and bools, strings, None and dtypes, become
     part of the kernel.
     ``numerics="fused"`` keeps fp16 and bf16 in fp32 until a result is stored; ``"eager"`` rounds every step as eager PyTorch does.
-    ``fast_math`` allows the cheap formulas of half results for fp32 results too. ``name`` names the kernel. Inside ``torch.compile`` the
-    plain function is traced, to be fused by Inductor with its neighbours: ``compile="inline"``, and today ``"op"`` as well.
+    ``fast_math`` allows the cheap formulas of half results for fp32 results too. ``name`` names the kernel. Inside ``torch.compile`` it
+    is an operator, ``compile="op"``; with ``"inline"`` the plain function is traced, to be fused by Inductor with its neighbours.
 
     >>> import torch, wideload as wl
     >>> @wl.fuse

@@ -298,6 +298,32 @@ def test_out_is_written(backend: str) -> None:
         torch.compile(into, fullgraph=True, backend=backend)(x.requires_grad_(), y, out)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_numbers_of_any_kind_and_place(backend: str) -> None:
+    fn = wl.fuse(lambda x, pair, *more, shift=0: x * pair[0] + pair[1] + more[0] * shift, name="fn")
+
+    def call(x: torch.Tensor, n: int) -> torch.Tensor:
+        return fn(x, (n, 0.5), x, shift=2) + fn(x, [2 + 1j, True], 3.0).abs()
+
+    compiled, counter = count_compiles(call, backend, dynamic=True)
+    x = torch.arange(4.0)
+    for n in (3, 5, 7):
+        assert_same(compiled(x, n), x * n + 0.5 + x * 2 + (x * (2 + 1j) + 1).abs())
+    assert counter.frame_count <= 2
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_rows_of_rope_are_gathered_beside_its_operator(strict: bool) -> None:
+    class Rope(torch.nn.Module):
+        def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+            return wl.ops.rope(x, cos, sin=sin, position_ids=positions)
+
+    given = torch.randn(2, 3, 4, 8), torch.randn(5, 4), torch.randn(5, 4), torch.tensor([[4, 0, 1], [2, 2, 3]])
+    want = Rope()(*given)
+    assert_same(torch.export.export(Rope(), given, strict=strict).module()(*given), want)
+    assert_same(torch.compile(Rope(), fullgraph=True, backend="aot_eager")(*given), want)
+
+
 def test_lists_are_an_operator_an_item() -> None:
     xs = [torch.randn(n) for n in (2, 3, 4)]
     compiled = torch.compile(lambda xs: affine.foreach(xs, xs, 0.5), fullgraph=True, backend="aot_eager")
