@@ -298,6 +298,7 @@ def test_out_is_written(backend: str) -> None:
         torch.compile(into, fullgraph=True, backend=backend)(x.requires_grad_(), y, out)
 
 
+@pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_numbers_of_any_kind_and_place(backend: str) -> None:
     fn = wl.fuse(lambda x, pair, *more, shift=0: x * pair[0] + pair[1] + more[0] * shift, name="fn")
