@@ -97,7 +97,8 @@ def _call(f: FusedFunction, identity: str, this: tuple[Any, ...], args: tuple[An
     if found is None:
         if torch.compiler.is_dynamo_compiling():
             return f._inline((*this, *args), kwargs, out)
-        return f._call(bind_symbolic(f, args, kwargs), is_plain=False)
+        bound = bind_symbolic(f, args, kwargs)
+        return f._call(bound, is_plain=False) if out is None else f._run(bound, functools.partial(f._call_into, bound, out))
     name, call, order, seed, result = found
     # A float is made a tensor by an addition, whose value Inductor does not fix in the code as it does an operator's float argument.
     operands = [torch.zeros((), dtype=torch.float64) + leaves[at] if is_float else leaves[at] for at, is_float in order]
@@ -123,7 +124,7 @@ def _take_apart(value: Any, leaves: list[Any], is_static: bool) -> Any:
         return ("list" if type(value) is list else "tuple", tuple([_take_apart(item, leaves, is_static) for item in value]))
     if type(value) is dict:
         return ("dict", tuple([(key, _take_apart(item, leaves, is_static)) for key, item in value.items()]))
-    return ("constant", value)
+    return ("unusual", None) if isinstance(value, (tuple, list, dict)) else ("constant", value)
 
 
 def _put_together(template: Any, results: Sequence[Any], leaves: Sequence[Any]) -> Any:
@@ -230,11 +231,13 @@ on whose device it is drawn and its number; and what results are put together to
 def _find_operator(f: FusedFunction, spec: Any, leaves: Sequence[Any]) -> _Found | None:
     """The operator of a call, registered.
 
-    None where torch's own operators have to compute the results: views of arguments, numbers, unusual containers, gradients that have no
-    expression, a tracer that sees through torch's operators alone.
+    None where torch's own operators have to compute the results: views of arguments, lazy conjugates, numbers, unusual containers,
+    gradients that have no expression, a tracer that sees through torch's operators alone.
     """
     positional, keywords, out = spec
-    if not is_operator_wanted([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]):
+    given_tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    is_lazy = any(tensor.is_conj() or tensor.is_neg() for tensor in given_tensors)
+    if is_lazy or not is_operator_wanted(given_tensors) or any(map(_is_unusual, (*positional, *(item for _, item in keywords), out))):
         return None
     own = len(leaves) if out == ("constant", None) else min(_leaves_of(out), default=len(leaves))
     operands: dict[int, int] = {}  # of a tensor given twice, once
@@ -256,7 +259,7 @@ def _find_operator(f: FusedFunction, spec: Any, leaves: Sequence[Any]) -> _Found
         key, traced = f._run(call, lambda key, traced: (key, traced))
         name = base_of(f)
         if outs is not None:
-            if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves if isinstance(leaf, torch.Tensor)):
+            if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given_tensors):
                 raise GradError(
                     "out= does not support automatic differentiation, but a tensor requires grad. "
                     "Call under torch.no_grad(), or without out=."
@@ -309,6 +312,14 @@ def _leaves_of(spec: Any) -> list[int]:
     if kind == "dict":
         return [at for _, item in value for at in _leaves_of(item)]
     return [at for item in value for at in _leaves_of(item)] if kind in ("list", "tuple") else []
+
+
+def _is_unusual(spec: Any) -> bool:
+    """Whether a container stands there that only the function itself can be given."""
+    kind, value = spec
+    if kind == "dict":
+        return any(_is_unusual(item) for _, item in value)
+    return kind == "unusual" or (kind in ("list", "tuple") and any(map(_is_unusual, value)))
 
 
 def _template(traced: Traced, fresh: Sequence[int], arguments: Sequence[int | None]) -> Any:

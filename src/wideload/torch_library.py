@@ -346,7 +346,8 @@ class _Operator:
 
     def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keep of the operands those whose values a gradient reads; of other tensors their sizes, strides and dtypes."""
-        *operands, call = inputs
+        *given, call = inputs
+        operands = [_settled(operand) if isinstance(operand, torch.Tensor) else operand for operand in given]
         f, wants = self.f, ctx.needs_input_grad
         with no_modes():
             bound = self.bind(self.samples(operands), call)
@@ -473,6 +474,11 @@ class _Unread:
 
 def _stand_in(tensor: _Unread, device: torch.device) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.strides, dtype=tensor.dtype, device=device)
+
+
+def _settled(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with pending conjugation and negation done, as the function is given it."""
+    return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
 
 
 def _plain(kinds: str, operands: Sequence[Any]) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -359,6 +360,19 @@ def test_gradients_without_an_expression_are_torchs_own() -> None:
     assert_same(gradients(torch.compile(lambda x: fn(x), fullgraph=True, backend="aot_eager"), x), gradients(fn, x))
 
 
+def test_unusual_arguments_are_the_plain_functions() -> None:
+    pair = collections.namedtuple("pair", "a b")
+    fn = wl.fuse(lambda p: p.a * p.b)
+    x, y = torch.randn(2, 5)
+    assert_same(torch.compile(lambda x, y: fn(pair(x, y)), fullgraph=True, backend="aot_eager")(x, y), x * y)
+    z = torch.randn(5, dtype=torch.complex64)
+    want = swiglu(z.conj(), z)
+    torch.testing.assert_close(torch.compile(lambda z: swiglu(z.conj(), z), fullgraph=True, backend="aot_eager")(z), want)
+    met = operators(lambda: residual(z.requires_grad_(), z.detach()))
+    have, wanted = (torch.autograd.grad(f(z.conj(), z, *rest).abs().sum(), z) for f, *rest in ((met[0][0], met[0][1][-1]), (torch.add,)))
+    assert_same(have, wanted)
+
+
 def test_function_transforms_inside_what_is_compiled() -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         return torch.func.grad(lambda x: swiglu(x, x).sum())(x)
@@ -487,13 +501,21 @@ def test_fake_results_are_laid_out_as_real_ones(tensors: Callable[[], tuple[torc
         assert (have.shape, have.stride(), have.dtype) == (want.shape, want.stride(), want.dtype)
 
 
-def test_fake_tensors_have_gradients_and_out() -> None:
-    with FakeTensorMode():
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_fake_tensors_have_gradients_and_out(device: str) -> None:
+    with FakeTensorMode(), torch.device(device):
         x, y = torch.empty(3, 4, requires_grad=True), torch.empty(4, requires_grad=True)
         swiglu(x, y).sum().backward()
-        assert (x.grad.shape, y.grad.shape) == ((3, 4), (4,))
+        assert (x.grad.shape, y.grad.shape, y.grad.device.type) == ((3, 4), (4,), device)
         out = torch.empty(3, 4)
         assert swiglu(x.detach(), y.detach(), out=out) is out
+
+
+def test_fake_tensors_of_a_gpu_need_none() -> None:
+    with FakeTensorMode():
+        x = torch.empty(4, 3, device="cuda", dtype=bf16).t()
+        have = affine(x, torch.empty(4, device="cuda"), dtype=f64)
+    assert (have.device.type, have.shape, have.stride(), have.dtype) == ("cuda", (3, 4), (1, 3), f64)
 
 
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
