@@ -439,6 +439,8 @@ class FusedFunction:
         if isinstance(value, _STATIC_TYPES):
             call.key.append((kind, value))
             return value
+        if hasattr(kind, "__dlpack__") and kind is not np.ndarray:  # another library's array, read where it lies; torch refuses numpy's
+            return self._enter(call, name, torch.utils.dlpack.from_dlpack(value), is_static)
         raise TraceError(
             f"argument {name} of {self.__name__} is a {kind.__module__}.{kind.__qualname__}; allowed: tensors, numbers, "
             f"and bool, str, None, dtypes or tuples "

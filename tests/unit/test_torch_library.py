@@ -603,3 +603,36 @@ def test_function_transforms_of_torch() -> None:
         lambda f: lambda x, y: torch.func.vjp(f, x, y)[1](y),
     ):
         torch.testing.assert_close(transform(swiglu)(x, y), transform(plain)(x, y))
+
+
+# ---- other arrays and subclasses
+
+
+class Array:
+    """An array of another library."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.tensor.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.tensor.__dlpack_device__()
+
+
+def test_arrays_of_other_libraries_are_read_where_they_lie() -> None:
+    x, y = torch.randn(3, 2).t(), torch.randn(2, 3)
+    assert_same(swiglu(Array(x), y), swiglu(x, y))
+    same, _ = wl.fuse(lambda x, y: (x, x * y))(Array(x), y)
+    assert (same.data_ptr(), same.stride()) == (x.data_ptr(), (1, 2))
+
+
+class Labelled(torch.Tensor):
+    """A subclass that torch's own operators hand on."""
+
+
+def test_subclasses_give_what_torchs_operators_give() -> None:
+    x = torch.randn(3)
+    for given in (torch.nn.Parameter(x), torch.nn.Buffer(x), x.as_subclass(Labelled)):
+        assert_same(swiglu(given, x).detach().as_subclass(torch.Tensor), swiglu(x, x))
