@@ -753,6 +753,23 @@ _STATES: weakref.WeakValueDictionary[tuple[tuple[Any, ...], ...], _State] = weak
 _STATES_LOCK = threading.Lock()
 
 
+def _describe(part: object) -> str:
+    """No address and no order of a set in it."""
+    match part:
+        case tuple():
+            return f"({', '.join(map(_describe, part))})"
+        case _Same(target=target):
+            return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', type(target).__qualname__)}"
+        case types.CodeType():
+            constants = ", ".join(_describe(item) for item in part.co_consts)
+            return f"{part.co_qualname} {part.co_code.hex()} ({constants}) {part.co_names} {part.co_varnames} {part.co_freevars}"
+        case frozenset():
+            return f"{{{', '.join(sorted(map(_describe, part)))}}}"
+        case type():
+            return part.__qualname__
+    return repr(part)
+
+
 class Captures:
     """What one callable reads from outside its arguments. Made by ``find_captures``; safe to use from several threads."""
 
@@ -782,6 +799,12 @@ class Captures:
         error = self._snapshot[2]
         if error is not None:
             raise TraceError(error)
+
+    def describe(self) -> Iterator[str]:
+        """The function's code and the captured values as they are now, in words that are the same in every process of one Python."""
+        self.read()
+        for state in self._snapshot[1]:
+            yield from map(_describe, cast("_State", state).parts)
 
     def _walk(self) -> tuple[Callable[[], bool], tuple[object, ...], str | None]:
         walk, error = _Walk(), None

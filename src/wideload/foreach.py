@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from wideload.compiled import call_operator
 from wideload.errors import WideloadError
 from wideload.execute import Output, new_output
 from wideload.expr import is_view_of_operand
@@ -71,8 +72,10 @@ class Listed:
 def call_lists(f: FusedFunction, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
     """``f.foreach``; see there."""
     lists = split_lists(f.__name__, f._parameters(), args, kwargs, out)
-    if torch.compiler.is_compiling() or is_traced(args, kwargs):
-        outs = [None] * lists.length if out is None else out
+    outs = [None] * lists.length if out is None else out
+    if torch.compiler.is_dynamo_compiling():
+        return [call_operator(f, *lists.at(item), outs[item]) for item in range(lists.length)]
+    if is_traced(args, kwargs):
         return [f._inline(*lists.at(item), outs[item]) for item in range(lists.length)]
     if not lists.length:
         return [] if out is None else out

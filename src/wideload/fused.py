@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from wideload.captures import find_captures, unwrap_callable
+from wideload.compiled import bind_method, call_operator, find_proxy, is_operator_wanted
 from wideload.errors import DeviceError, DtypeError, LayoutError, TraceError
 from wideload.execute import (
     Launch,
@@ -44,6 +45,7 @@ from wideload.reference import evaluate_expr, with_seed
 from wideload.replay import NodeLayout, replay_layout
 from wideload.route import MISSED, Circumstances, Route, find_route, route_key
 from wideload.structure import map_structure, same_structure
+from wideload.torch_library import note_function
 from wideload.torch_op import DifferentiableOp, is_looked_into
 from wideload.trace import HostResult, NumberArg, TensorArg, TensorResult, Traced, is_traced, trace_function
 
@@ -68,6 +70,7 @@ class _Call:
     key: list[Any] = field(default_factory=list)
     given: tuple[tuple[Any, ...], dict[str, Any]] | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    shapes: list[tuple[int, ...]] | None = None  # to be traced with, where those of the tensors are symbols
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,9 @@ class FusedFunction:
             raise TraceError(f"static= names {sorted(unknown)}, but {self.__name__} has the parameters {parameters}")
         self._route: Route | None = None  # that of the last call that had one
         self._routes: dict[Any, Route | None] = {}
+        self._names, self._starred = _positional_names(self._signature)
+        self._identity = note_function(self)
+        self._operator_base: str | None = None
         self._descriptor: FusedFunction | None = None  # what this is the bound method of
         self._traces: dict[Any, Traced] = {}
         self._sized: dict[Any, None] = {}  # signatures of functions that read sizes: their traces hold for one set of shapes
@@ -126,6 +132,8 @@ class FusedFunction:
         """A fused function in a class is a method: ``self`` is bound, and what it reads of ``self`` is read at each call."""
         if instance is None or isinstance(self.__wrapped__, staticmethod):
             return self
+        if torch.compiler.is_dynamo_compiling():
+            return bind_method(self, instance)  # type: ignore[no-any-return]
         attributes = getattr(instance, "__dict__", {})
         key = f"__wideload_{self.__qualname__}_{id(self)}"  # two methods of a class may have one name: lambdas, closures
         bound = attributes.get(key)
@@ -150,17 +158,26 @@ class FusedFunction:
 
         Raises a ``WideloadError`` for what cannot be fused or written; nothing has been written then.
         """
-        if torch.compiler.is_compiling():
-            return self._inline(args, kwargs, out)
+        if torch.compiler.is_dynamo_compiling():
+            return call_operator(self, args, kwargs, out)
         if out is None or isinstance(out, torch.Tensor):
             result = self._take_route(args, kwargs, out)
             if result is not MISSED:
                 return result
         if is_traced(args, kwargs):
             return self._inline(args, kwargs, out)
-        call = self._bind(args, kwargs)
+        try:
+            call = self._bind(args, kwargs)
+        except TraceError:
+            proxy = find_proxy((args, kwargs))
+            if proxy is None:
+                raise
+            return proxy.tracer.create_proxy("call_function", self, args, kwargs if out is None else {**kwargs, "out": out})
         call.given = (args, kwargs)
-        return self._call(call) if out is None else self._run(call, functools.partial(self._call_into, call, out))
+        is_plain = not is_looked_into(call.tensors)
+        if not is_plain and self._options.compile == "op" and is_operator_wanted(call.tensors):
+            return call_operator(self, args, kwargs, out)
+        return self._call(call, is_plain) if out is None else self._run(call, functools.partial(self._call_into, call, out))
 
     def foreach(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
         """Compute the function for every item of lists, on a GPU in one launch for all items of the same dtypes.
@@ -182,9 +199,11 @@ class FusedFunction:
         """
         return call_lists(self, args, kwargs, out)
 
-    def _call(self, call: _Call) -> Any:
+    def _call(self, call: _Call, is_plain: bool | None = None) -> Any:
         """New results of a call."""
-        is_plain, wants_grad = not is_looked_into(call.tensors), _wants_grad(call.tensors)
+        if is_plain is None:
+            is_plain = not is_looked_into(call.tensors)
+        wants_grad = _wants_grad(call.tensors)
         if call.device.type == "cuda" and is_plain and not wants_grad:
             return self._run(call, functools.partial(self._launch, call))
         if call.device.type == "meta":
@@ -328,11 +347,15 @@ class FusedFunction:
             )
 
     def _inline(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
-        """Inside another trace, or under torch.compile, this is the plain function, to be fused with its neighbours."""
+        """Inside another trace, or left to Inductor, this is the plain function, to be fused with its neighbours."""
         result = self._fn(*args, **kwargs)
         if out is None:
             return result
         return map_structure(lambda target, value: target.copy_(value), out, result)
+
+    def _around_operator(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of the operator, of these; what is done to them stands beside it in a compiled graph."""
+        return args, kwargs
 
     @staticmethod
     def _keep(cache: dict[Any, _T], key: Any, value: _T) -> _T:
@@ -428,6 +451,8 @@ class FusedFunction:
         if isinstance(value, _STATIC_TYPES):
             call.key.append((kind, value))
             return value
+        if hasattr(kind, "__dlpack__") and kind is not np.ndarray:  # another library's array, read where it lies; torch refuses numpy's
+            return self._enter(call, name, torch.utils.dlpack.from_dlpack(value), is_static)
         raise TraceError(
             f"argument {name} of {self.__name__} is a {kind.__module__}.{kind.__qualname__}; allowed: tensors, numbers, "
             f"and bool, str, None, dtypes or tuples "
@@ -449,7 +474,7 @@ class FusedFunction:
 
     def _trace(self, call: _Call) -> tuple[Any, Traced]:
         signature: Any = (tuple(call.key), self._captures.read(), torch.get_default_dtype())
-        key = (signature, tuple(tuple(t.shape) for t in call.tensors)) if signature in self._sized else signature
+        key = (signature, _shapes(call)) if signature in self._sized else signature
         traced = self._traces.get(key)
         return (key, traced) if traced is not None else self._retrace(call, signature)
 
@@ -459,7 +484,7 @@ class FusedFunction:
         key = signature
         if traced.reads_sizes:
             _remember(self._sized, signature, None)
-            key = (signature, tuple(tuple(t.shape) for t in call.tensors))
+            key = (signature, _shapes(call))
         return key, _remember(self._traces, key, traced)
 
     def _run(self, call: _Call, use: Callable[[Any, Traced], _T]) -> _T:
@@ -549,15 +574,18 @@ class FusedFunction:
         return self._assemble(call, traced, self._evaluate(call, traced, layouts))
 
     def _call_differentiable(self, call: _Call, key: Any, traced: Traced) -> Any:
-        op = self._ops.get(key)
-        if op is None or op.expr is not traced.expr:
-            op = _remember(self._ops, key, self._operation(traced))
+        op, collect = self._operation_of(key, traced), _collector(traced)
         results = op(call.tensors, tuple(call.scalars), call.device)
-        collect = _collector(traced)
         if collect is not None and call.device.type == "cuda":
             device = call.device
             self._lay_route(call, lambda tensors, _, scalars: collect(op(tensors, scalars, device)))
         return self._assemble(call, traced, results)
+
+    def _operation_of(self, key: Any, traced: Traced) -> DifferentiableOp:
+        op = self._ops.get(key)
+        if op is None or op.expr is not traced.expr:
+            op = _remember(self._ops, key, self._operation(traced))
+        return op
 
     def _operation(self, traced: Traced) -> DifferentiableOp:
         return DifferentiableOp(traced.expr, self._options.numerics, fast_math=self._options.fast_math)
@@ -723,8 +751,8 @@ def fuse(
     arguments; numbers whose names are in ``static`` or that a call leaves at their default, and bools, strings, None and dtypes, become
     part of the kernel.
     ``numerics="fused"`` keeps fp16 and bf16 in fp32 until a result is stored; ``"eager"`` rounds every step as eager PyTorch does.
-    ``fast_math`` allows the cheap formulas of half results for fp32 results too. ``name`` names the kernel. Inside ``torch.compile`` the
-    plain function is traced, to be fused by Inductor with its neighbours: ``compile="inline"``, and today ``"op"`` as well.
+    ``fast_math`` allows the cheap formulas of half results for fp32 results too. ``name`` names the kernel. Inside ``torch.compile`` it
+    is an operator, ``compile="op"``; with ``"inline"`` the plain function is traced, to be fused by Inductor with its neighbours.
 
     >>> import torch, wideload as wl
     >>> @wl.fuse
@@ -781,6 +809,17 @@ def _collector(traced: Traced) -> Callable[[list[torch.Tensor]], Any] | None:
     if items is not result:
         return operator.itemgetter(places[0])
     return lambda outs: tuple([outs[at] for at in places])
+
+
+def _shapes(call: _Call) -> tuple[tuple[int, ...], ...]:
+    return tuple(call.shapes or [tuple(tensor.shape) for tensor in call.tensors])
+
+
+def _positional_names(signature: inspect.Signature | None) -> tuple[tuple[str, ...], str]:
+    """The parameters that positional arguments go to, and the one that takes all others, or ``""``."""
+    parameters = list(signature.parameters.values()) if signature else []
+    names = tuple(of.name for of in parameters if of.kind in (of.POSITIONAL_ONLY, of.POSITIONAL_OR_KEYWORD))
+    return names, next((of.name for of in parameters if of.kind is of.VAR_POSITIONAL), "")
 
 
 def _signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:

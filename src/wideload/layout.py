@@ -111,14 +111,15 @@ def iterator_strides(shape: Shape, operands: Sequence[tuple[Shape, Strides]]) ->
     >>> iterator_strides((2, 3), [((2, 3), (1, 2)), ((3,), (1,))])
     (1, 2)
     """
-    if all(operand_shape == shape for operand_shape, _ in operands):
-        layouts = {strides for _, strides in operands}
+    # Ranks first: tuples of unlike lengths are compared item by item as well, and a comparison of symbols is a guard.
+    if all(len(operand_shape) == len(shape) and operand_shape == shape for operand_shape, _ in operands):
+        layouts = [strides for _, strides in operands]  # no set: sizes that are symbols have no hash
         formats = [_row_major(shape), CHANNELS_LAST_ORDER] if len(shape) == 4 else [_row_major(shape)]
         for order in formats:
             if all(_is_packed(shape, strides, order) for strides in layouts):
                 return _packed_strides(shape, order)
-        if len(layouts) == 1 and _is_non_overlapping_and_dense(shape, *layouts):
-            return layouts.pop()
+        if layouts and all(strides == layouts[0] for strides in layouts) and _is_non_overlapping_and_dense(shape, layouts[0]):
+            return layouts[0]
     order = _memory_order(shape, [expand_strides(*operand, shape) for operand in operands])
     if order == _row_major(shape):
         return contiguous_strides(shape)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from wideload.errors import DeviceError, DtypeError, LayoutError, RangeError
 from wideload.fused import FusedFunction, FuseOptions, fuse
+from wideload.torch_op import is_looked_into
 from wideload.trace import index
 
 __all__ = [
@@ -153,6 +154,14 @@ class _Rope(FusedFunction):
             given.update(rows, position_ids=None)
         return super()._bind(bound.args, bound.kwargs)
 
+    def _around_operator(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The gathers stand in a compiled graph as torch's own."""
+        positions = kwargs.get("position_ids")
+        if positions is None:
+            return args, kwargs
+        given = {**dict(zip(("x", "cos", "sin"), args, strict=False)), **kwargs}
+        return (), {**given, "cos": given["cos"][positions], "sin": given["sin"][positions], "position_ids": None}
+
 
 _POSITION_DTYPES = torch.int64, torch.int32  # torch takes uint8 and bool for masks
 
@@ -170,7 +179,7 @@ def _gather_rows(name: str, table: Any, positions: Any) -> Tensor:
         raise LayoutError(f"{name} has the shape {tuple(table.shape)}; allowed beside position_ids: [positions, dim / 2].")
     if table.device != positions.device:
         raise DeviceError(f"position_ids is on {positions.device} and {name} on {table.device}. Put them on one device.")
-    if positions.device.type == "cpu" and positions.numel():
+    if positions.device.type == "cpu" and positions.numel() and not is_looked_into((positions,)):
         low, high = (int(end) for end in positions.aminmax())
         if low < -table.shape[0] or high >= table.shape[0]:
             raise RangeError(

@@ -138,10 +138,9 @@ def _placeless(node: Node, layouts: Sequence[NodeLayout]) -> NodeLayout:
 def _joined(parts: Sequence[NodeLayout], dim: int) -> NodeLayout:
     """What ``torch.cat`` makes: a new tensor in row-major order, or channels last where all parts are."""
     size = sum(part.shape[dim] for part in parts)
-    shapes = {(*part.shape[:dim], size, *part.shape[dim + 1 :]) for part in parts}
-    if len(shapes) > 1:
+    shape, *others = ((*part.shape[:dim], size, *part.shape[dim + 1 :]) for part in parts)
+    if any(other != shape for other in others):
         raise LayoutError(f"cat of shapes {', '.join(str(part.shape) for part in parts)} along dim {dim}: the other sizes must be equal")
-    shape = shapes.pop()
     is_channels_last = all(has_channels_last(part.shape, part.strides) for part in parts)
     return NodeLayout(shape, channels_last_strides(shape) if is_channels_last else contiguous_strides(shape))
 

@@ -38,9 +38,10 @@ _PLAIN_DISPATCH = torch.Tensor.__torch_dispatch__
 
 
 def is_looked_into(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether ``torch.func``, forward-mode differentiation or a tensor subclass is at work: each looks into torch's own operators only."""
+    """Whether ``torch.func``, forward-mode differentiation, a dispatch mode or a tensor subclass is at work, which see no kernel."""
     return (
-        torch._C._functorch.peek_interpreter_stack() is not None
+        torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
         or torch.autograd.forward_ad._current_level >= 0
         or any(type(tensor).__torch_dispatch__ is not _PLAIN_DISPATCH for tensor in tensors)
     )
@@ -98,6 +99,30 @@ class _Form:
             )
         return found
 
+    def gradients(
+        self,
+        back: _Backward,
+        saved: Sequence[torch.Tensor],
+        scalars: tuple[Any, ...],
+        seed: torch.Tensor | None,
+        grads: Sequence[torch.Tensor | None],
+        shapes: Sequence[Sequence[int]],
+    ) -> tuple[torch.Tensor | None, ...]:
+        """What ``back`` gives each input of these ``shapes``, where ``grads`` arrive at the outputs."""
+        results: list[torch.Tensor | None] = [None] * len(self.devices)
+        operands = [*[saved[at] for at in back.inputs], *[_resolved(grads[at]) for at in back.incoming]]
+        outs = back.op(operands, scalars, self.device, seed) if back.op.expr.outputs else []
+        for operand, output in back.direct:
+            results[operand] = outs[output]
+        for of in back.others:
+            dtype = self.op.expr.operands[of.operand].dtype
+            total = functools.reduce(torch.add, [_term(outs[term.output], term, dtype) for term in of.terms])
+            results[of.operand] = total.to(device=self.devices[of.operand], dtype=dtype)
+        for operand in back.zeros:
+            dtype = self.op.expr.operands[operand].dtype
+            results[operand] = torch.zeros(shapes[operand], dtype=dtype, device=self.devices[operand])
+        return tuple(results)
+
 
 @dataclass(frozen=True, slots=True)
 class _Backward:
@@ -141,6 +166,7 @@ class DifferentiableOp:
         self._strides = [None if strides is None else strides[position] for position in self.fresh]
         self._last: _Last | None = None
         self._forms: dict[Any, _Form | Literal["contiguous", "reference"]] = {}
+        self._backward_forms: dict[Any, _Form] = {}
 
     def __call__(
         self, tensors: Sequence[torch.Tensor], scalars: tuple[Any, ...], device: torch.device, seed: torch.Tensor | None = None
@@ -209,7 +235,7 @@ class DifferentiableOp:
         layouts = _layouts(self.expr, tensors, device.type)
         if any(wanted) and any(0 in layout.shape for layout in layouts):
             return "reference"  # no elements, no kernel; torch knows the shapes of such gradients
-        recorded = self._recorded_results(wanted)
+        recorded = self.recorded_results(wanted)
         try:
             saved = self._find_saved(layouts, recorded, wanted)
         except DtypeError:  # a rule compares, and these numbers are complex
@@ -220,6 +246,40 @@ class DifferentiableOp:
         constant = () if self.is_derived else _where([not is_recorded for is_recorded in recorded])
         devices = tuple(tensor.device for tensor in tensors)
         return _Form(self, device, devices, layouts, outputs, launches, any(wanted), wanted, saved, constant)
+
+    def find_read(self, operands: Sequence[NodeLayout], device_type: str, wanted: tuple[bool, ...]) -> tuple[int, ...] | None:
+        """The inputs whose values the gradients of inputs ``wanted`` read. None where torch's own autograd has to record the expression."""
+        if missing_rules(self.expr, _where(wanted)):
+            return None
+        layouts = replay_layout(self.expr, operands, device_type)
+        try:
+            return self._find_saved(layouts, self.recorded_results(wanted), wanted)
+        except DtypeError:  # a rule compares, and these numbers are complex
+            return None
+
+    def gradients(
+        self,
+        tensors: Sequence[torch.Tensor],
+        scalars: tuple[Any, ...],
+        device: torch.device,
+        seed: torch.Tensor | None,
+        grads: Sequence[torch.Tensor | None],
+        wanted: tuple[bool, ...],
+    ) -> tuple[torch.Tensor | None, ...]:
+        """The gradients of inputs ``wanted`` where ``grads`` arrive at the ``fresh`` results; nothing is recorded."""
+        key = (device, wanted, *[(tensor.shape, tensor.stride()) for tensor in tensors])
+        form = self._backward_forms.get(key)
+        if form is None:
+            layouts = _layouts(self.expr, tensors, device.type)
+            devices = tuple(tensor.device for tensor in tensors)
+            read = tuple(range(len(tensors)))
+            form = _Form(self, device, devices, layouts, self._outputs(layouts), None, True, wanted, read, ())
+            if len(self._backward_forms) >= _MAX_FORMS:
+                self._backward_forms.pop(next(iter(self._backward_forms)), None)
+            self._backward_forms[key] = form
+        back = form.backward(tuple(grad is not None for grad in grads), wanted)
+        shapes = [tensor.shape for tensor in tensors]
+        return form.gradients(back, tensors, scalars, seed if back.op.expr.has_draws else None, grads, shapes)
 
     def _find_saved(self, layouts: Sequence[NodeLayout], recorded: tuple[bool, ...], wanted: tuple[bool, ...]) -> tuple[int, ...]:
         """The inputs that gradients read, whichever of the results have one: other inputs may be read where another result has none."""
@@ -234,7 +294,7 @@ class DifferentiableOp:
             inputs |= set(self.derive(layouts, tuple(at in subset for at in range(len(recorded))), wanted)[0].inputs)
         return tuple(sorted(inputs))
 
-    def _recorded_results(self, wanted: tuple[bool, ...]) -> tuple[bool, ...]:
+    def recorded_results(self, wanted: tuple[bool, ...]) -> tuple[bool, ...]:
         """Which of the ``fresh`` results tensors ``wanted`` have a gradient through."""
         connected = connected_nodes(self.expr, _where(wanted))
         return tuple(self.expr.outputs[position] in connected for position in self.fresh)
@@ -259,7 +319,7 @@ class DifferentiableOp:
         Raises ``GradError`` where torch's own autograd has to record the expression.
         """
         layouts = _layouts(self.expr, tensors, "cuda")
-        gradient, op = self.derive(layouts, self._recorded_results(wanted), wanted)
+        gradient, op = self.derive(layouts, self.recorded_results(wanted), wanted)
         arriving = [new_output(self.expr, layouts, self.expr.outputs[position]) for position in gradient.incoming]
         operands = [*(tensors[at] for at in gradient.inputs), *(_empty(output, device) for output in arriving)]
         back = _layouts(op.expr, operands, "cuda")
@@ -293,27 +353,16 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         form: _Form = ctx.form
-        results: list[torch.Tensor | None] = [None] * len(form.devices)
         present = tuple([grad is not None for grad in grads])
         if not any(present):
-            return (None, None, None, *results)
+            return (None,) * (_NUM_OTHERS + len(form.devices))
         back = form.backward(present, ctx.needs_input_grad[_NUM_OTHERS:])
-        op = back.op
         saved: tuple[torch.Tensor, ...] = (
-            ctx.saved_tensors if back.inputs or op.expr.has_draws else ()
+            ctx.saved_tensors if back.inputs or back.op.expr.has_draws else ()
         )  # torch refuses them the second time
-        operands = [*[saved[at] for at in back.inputs], *[_resolved(grads[at]) for at in back.incoming]]
-        outs = op(operands, ctx.scalars, form.device, saved[-1] if op.expr.has_draws else None) if op.expr.outputs else []
-        for operand, output in back.direct:
-            results[operand] = outs[output]
-        for of in back.others:
-            dtype = form.op.expr.operands[of.operand].dtype
-            total = functools.reduce(torch.add, [_term(outs[term.output], term, dtype) for term in of.terms])
-            results[of.operand] = total.to(device=form.devices[of.operand], dtype=dtype)
-        for operand in back.zeros:
-            dtype = form.op.expr.operands[operand].dtype
-            results[operand] = torch.zeros(ctx.shapes[operand], dtype=dtype, device=form.devices[operand])
-        return (None, None, None, *results)
+        return (None,) * _NUM_OTHERS + form.gradients(
+            back, saved, ctx.scalars, saved[-1] if back.op.expr.has_draws else None, grads, ctx.shapes
+        )
 
 
 _NUM_OTHERS = 3

@@ -1,0 +1,586 @@
+"""Turns a fused function into operators of ``torch.library``: results, fake results, gradients, each registered when it is first needed.
+
+An operator is one function with a number of tensors, of numbers and of results. Knows of fused functions how a call is bound and traced;
+never who asks for an operator.
+
+A name says everything that registering needs, so that a program exported elsewhere finds its operators when it is loaded: module,
+qualified name, a digest of the function's code and captured values, then its *kinds*, a letter an operand, and how many results it has.
+``model_swiglu_1f0c9a7b2e_tt_1`` takes two tensors. What else stands in a call (strings, dtypes, None, nested arguments) is the operator's
+last argument, ``call``, spelt in Python: ``(_0, _1, 'tanh')``.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import hashlib
+import itertools
+import re
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from wideload.errors import GradError, TraceError
+from wideload.execute import node_dtype
+from wideload.expr import is_view_of_operand
+from wideload.layout import like_strides
+from wideload.random import draw_seed
+from wideload.replay import NodeLayout
+from wideload.structure import map_structure
+from wideload.trace import Traced
+
+if TYPE_CHECKING:
+    from wideload.fused import FusedFunction
+
+__all__ = [
+    "NAMESPACE", "SAMPLES", "SEED", "base_of", "bind_symbolic", "find_function", "find_saved", "no_modes", "note_function", "registered",
+    "respell_call", "spell_call",
+]  # fmt: skip
+
+NAMESPACE = "wideload"
+"""Of the operators: ``torch.ops.wideload``."""
+
+SEED = "draw_seed"
+"""The operator that draws: torch's generator moves on there, and a function is given the seed. So the tag ``nondeterministic_seeded``
+stands there alone, and what reads a seed may be computed again from it. ``number`` tells the draws of a program apart."""
+
+_DIGEST_CHARS = 10
+"""Of a name's digest: 40 bits; by chance two of a thousand functions of one name meet once in two million programs."""
+
+
+_KINDS = {"t": "Tensor", "f": "float", "i": "SymInt", "c": "Scalar", "d": "Tensor", "s": "Tensor", "o": "Tensor"}
+"""Operands: a tensor; a float, int or complex; a float in a 0-dim tensor; a seed; a tensor to be written."""
+
+SAMPLES = {"f": 1.0, "d": 1.0, "i": 1, "c": 1j}
+"""Numbers of the kinds, where only their kind counts."""
+
+
+# ---- functions by their identity
+
+_FUNCTIONS: weakref.WeakValueDictionary[str, FusedFunction] = weakref.WeakValueDictionary()
+_SERIAL = itertools.count()
+
+
+def note_function(f: FusedFunction) -> str:
+    """A string that tells ``f`` from all others of this process; Dynamo's guards compare it."""
+    identity = str(next(_SERIAL))
+    _FUNCTIONS[identity] = f
+    return identity
+
+
+def find_function(identity: str) -> FusedFunction:
+    """The function of that identity."""
+    return _FUNCTIONS[identity]
+
+
+# ---- the argument ``call``
+
+
+def spell_call(positional: Any, keywords: Any, out: Any, places: Sequence[int]) -> str:
+    """The argument ``call``, where leaf ``n`` is operand ``places[n]``. Raises ``TraceError`` for what cannot be spelt."""
+    given = [_spell_value(item, places) for item in positional]
+    given += [f"{name}={_spell_value(item, places)}" for name, item in keywords]
+    if out != ("constant", None):
+        given.append(f"out={_spell_value(out, places)}")
+    return f"({', '.join(given)})"
+
+
+def _spell_value(spec: Any, places: Sequence[int]) -> str:
+    kind, value = spec
+    if kind == "leaf":
+        return f"_{places[value]}"
+    if kind == "list":
+        return f"[{', '.join(_spell_value(item, places) for item in value)}]"
+    if kind == "tuple":
+        return f"({''.join(f'{_spell_value(item, places)}, ' for item in value)})"
+    if kind == "dict":
+        return f"{{{', '.join(f'{key!r}: {_spell_value(item, places)}' for key, item in value)}}}"
+    if isinstance(value, torch.device):
+        return f"torch.device({str(value)!r})"
+    if isinstance(value, (float, complex)):
+        return f"{type(value).__name__}({str(value)!r})"
+    if isinstance(value, (str, bytes, int, type(None), type(...), torch.dtype, torch.memory_format, torch.layout)):
+        return "..." if value is ... else repr(value)
+    raise TraceError(
+        f"an argument is a {type(value).__module__}.{type(value).__qualname__}; allowed under torch.compile: tensors, numbers, "
+        "and bool, str, None, dtypes or tuples, lists and dicts of them."
+    )
+
+
+_CONSTRUCTORS: dict[str, Callable[[str], Any]] = {"float": float, "complex": complex, "device": torch.device}
+
+
+def respell_call(call: str, operands: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+    """Positional and keyword arguments, and ``out``, of a call that is spelt ``call``."""
+    parsed = _parse(call)
+    keywords = {str(word.arg): _evaluate(word.value, operands) for word in parsed.keywords}
+    out = keywords.pop("out", None)
+    return tuple(_evaluate(item, operands) for item in parsed.args), keywords, out
+
+
+@functools.lru_cache(maxsize=4096)
+def _parse(call: str) -> ast.Call:
+    parsed = ast.parse(f"f{call}", mode="eval").body
+    assert isinstance(parsed, ast.Call)
+    return parsed
+
+
+def _evaluate(node: ast.expr, operands: Sequence[Any]) -> Any:
+    match node:
+        case ast.Constant():
+            return node.value
+        case ast.Name():
+            return operands[int(node.id[1:])]
+        case ast.Attribute():
+            return getattr(torch, node.attr)
+        case ast.Tuple():
+            return tuple(_evaluate(item, operands) for item in node.elts)
+        case ast.List():
+            return [_evaluate(item, operands) for item in node.elts]
+        case ast.Dict():
+            keys = [_evaluate(key, operands) for key in node.keys if key is not None]
+            return dict(zip(keys, (_evaluate(value, operands) for value in node.values), strict=True))
+        case ast.UnaryOp(operand=ast.Constant(value=int(value))):
+            return -value
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[argument]) if name in _CONSTRUCTORS:
+            return _CONSTRUCTORS[name](_evaluate(argument, operands))
+    raise TraceError(f"{ast.unparse(node)} stands in no call that wideload has spelt")
+
+
+# ---- calls of tensors whose sizes are symbols
+
+
+def bind_symbolic(f: FusedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The call, to be traced with the sizes of the example that is being compiled for; no size is fixed by that."""
+    call = f._bind(args, kwargs)
+    if any(isinstance(size, torch.SymInt) for tensor in call.tensors for size in tensor.shape):
+        shapes = call.shapes = [tuple(map(_hint, tensor.shape)) for tensor in call.tensors]
+        renewed = {id(of): replace(of, shape=shapes[at]) for at, of in call.entered.values()}
+        call.spec = map_structure(lambda leaf: renewed.get(id(leaf), leaf), call.spec)
+    return call
+
+
+_UNKNOWN_SIZE = 5040
+"""Stands for a size that depends on data: the least number that each of 1 to 10 divides."""
+
+
+def _hint(size: Any) -> int:
+    if isinstance(size, int):
+        return size
+    return int(size.node.hint) if size.node.has_hint() else _UNKNOWN_SIZE
+
+
+@contextlib.contextmanager
+def no_modes() -> Iterator[None]:
+    """A trace asks torch for dtypes, on small tensors: no mode looks on, of dispatch or of functions (export's notes ``no_grad``)."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes(), contextlib.ExitStack() as stack:
+        for _ in range(torch._C._len_torch_function_stack()):
+            stack.callback(torch._C._push_on_torch_function_stack, torch._C._pop_torch_function_stack())
+        yield
+
+
+# ---- names
+
+
+_BASES: dict[str, FusedFunction | weakref.ref[FusedFunction]] = {}
+"""Whose name it is. A method's object is not kept alive by it."""
+
+_NAME = re.compile(r"(?P<base>\w+)_(?P<kinds>[tfics]*|[tficdo]*r?)_(?P<results>\d+)")
+_BACKWARD = re.compile(r"(?P<forward>\w+)_backward_(?P<kinds>[tmficds]+)_(?P<wanted>[01]+)_(?P<present>[01]+)")
+
+
+def _path_of(f: FusedFunction) -> str:
+    return re.sub(r"\W+", "_", f"{f.__module__}.{f.__qualname__}").strip("_")
+
+
+def _digest(f: FusedFunction) -> str:
+    options = f._options
+    content = (*f._captures.describe(), options.numerics, str(options.fast_math), *sorted(options.static))
+    return hashlib.sha256("\0".join(content).encode()).hexdigest()[:_DIGEST_CHARS]
+
+
+def base_of(f: FusedFunction) -> str:
+    """The name of ``f`` up to the kinds; of functions that are alike in all that a name says, the later are numbered."""
+    if f._operator_base is not None:
+        return f._operator_base
+    with _lock:
+        base = first = f"{_path_of(f)}_{_digest(f)}"
+        for number in itertools.count(2):
+            owner = _BASES.get(base)
+            owner = owner() if isinstance(owner, weakref.ref) else owner
+            if owner is None:
+                _BASES[base] = weakref.ref(f) if isinstance(f.__wrapped__, types.MethodType) else f
+            if owner is None or _is_same(owner, f):
+                break
+            base = f"{first}_{number}"
+        f._operator_base = base
+    return base
+
+
+def _is_same(one: FusedFunction, other: FusedFunction) -> bool:
+    """Whether one function was fused twice."""
+    a, b = one.__wrapped__, other.__wrapped__
+    is_plain = isinstance(a, types.FunctionType) and isinstance(b, types.FunctionType) and not a.__closure__ and not b.__closure__
+    return a is b or (is_plain and a.__code__ == b.__code__ and a.__globals__ is b.__globals__ and a.__defaults__ == b.__defaults__)
+
+
+def _owner_of(base: str) -> FusedFunction:
+    owner = _BASES[base]
+    f = owner() if isinstance(owner, weakref.ref) else owner
+    if f is None:
+        raise TraceError(f"the object whose method torch.ops.{NAMESPACE}.{base} is has gone. Keep it while its compiled code is in use.")
+    return f
+
+
+class _Namespace(torch._ops._OpNamespace):
+    """``torch.ops.wideload``: an operator that is looked for is registered, if its function is here."""
+
+    __module__ = torch._ops._OpNamespace.__module__  # operators are pickled by it
+
+    def __getattr__(self, name: str) -> Any:
+        """As torch's own, after registering."""
+        if name == SEED:
+            registered(name)
+        elif name not in _registrations and (found := _NAME.fullmatch(_BACKWARD.sub(r"\g<forward>", name))):
+            for f in list(_FUNCTIONS.values()):
+                if found["base"].startswith(_path_of(f)) and base_of(f) == found["base"]:
+                    registered(name)
+                    break
+        return super().__getattr__(name)
+
+
+setattr(torch.ops, NAMESPACE, _Namespace(NAMESPACE))
+
+
+# ---- operators
+
+
+@dataclass(frozen=True)
+class _Operator:
+    """A registered operator: ``kinds`` has a letter for each operand, ``results`` is their number.
+
+    ``promised`` are the dtypes that results of fake tensors had, by the call and its tensors' dtypes.
+    """
+
+    name: str
+    base: str
+    kinds: str
+    results: int
+    promised: dict[Any, tuple[torch.dtype, ...]] = field(default_factory=dict)
+
+    @property
+    def f(self) -> FusedFunction:
+        return _owner_of(self.base)
+
+    def bind(self, operands: Sequence[Any], call: str) -> Any:
+        """The call of the function; numbers as they are, or for fake tensors samples of their kind."""
+        args, kwargs, _ = respell_call(call, operands)
+        return bind_symbolic(self.f, args, kwargs)
+
+    def samples(self, operands: Sequence[Any]) -> list[Any]:
+        return [SAMPLES.get(kind, operand) for kind, operand in zip(self.kinds, operands, strict=False)]
+
+    def seed(self, operands: Sequence[Any]) -> torch.Tensor | None:
+        return operands[self.kinds.index("s")] if "s" in self.kinds else None
+
+    # -- real tensors
+
+    def compute(self, *arguments: Any) -> Any:
+        """The results, in memory of their own."""
+        *operands, call = arguments
+        with torch.no_grad():
+            bound = self.bind(_plain(self.kinds, operands), call)
+            seed = self.seed(operands)
+
+            def run(key: Any, traced: Traced) -> list[torch.Tensor]:
+                op = self.f._operation_of(key, traced)
+                outs = op(bound.tensors, tuple(bound.scalars), bound.device, seed)
+                return [outs[at] for at in op.fresh]
+
+            results = self.f._run(bound, run)
+        dtypes = tuple(result.dtype for result in results)
+        if len(results) != self.results or dtypes != self.promised.get(_dtypes_of(bound, call), dtypes):
+            raise TraceError(
+                f"{self.f.__name__} has other results than when it was compiled, {dtypes}: a captured value has changed. "
+                "Call torch.compiler.reset()."
+            )
+        return results[0] if self.results == 1 else tuple(results)
+
+    def write(self, *arguments: Any) -> None:
+        """Fill the tensors of ``out``."""
+        *operands, call = arguments
+        args, kwargs, out = respell_call(call, _plain(self.kinds, operands))
+        with torch.no_grad():
+            self.f(*args, out=out, **kwargs)
+
+    # -- fake tensors
+
+    def pretend(self, *arguments: Any) -> Any:
+        """Empty results, as `compute` would return them."""
+        *operands, call = arguments
+        f = self.f
+        with no_modes():
+            bound = self.bind(self.samples(operands), call)
+
+            def lay_out(_: Any, traced: Traced) -> list[tuple[torch.dtype, Any]]:
+                if traced.reads_sizes:
+                    _fix_sizes(bound.tensors)
+                layouts = f._layouts(bound, traced)
+                fresh = [node for node in traced.expr.outputs if not is_view_of_operand(traced.expr, node)]
+                return [(node_dtype(traced.expr, node), layouts[node]) for node in fresh]
+
+            found = f._run(bound, lay_out)
+        self.promised[_dtypes_of(bound, call)] = tuple(dtype for dtype, _ in found)
+        results = [torch.empty_strided(of.shape, of.strides, dtype=dtype, device=bound.device) for dtype, of in found]
+        return results[0] if self.results == 1 else tuple(results)
+
+    # -- gradients
+
+    def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keep of the operands those whose values a gradient reads; of other tensors their sizes, strides and dtypes."""
+        *given, call = inputs
+        operands = [_settled(operand) if isinstance(operand, torch.Tensor) else operand for operand in given]
+        f, wants = self.f, ctx.needs_input_grad
+        with no_modes():
+            bound = self.bind(self.samples(operands), call)
+            key, traced = f._run(bound, lambda key, traced: (key, traced))
+            wanted = _in_call(bound, operands, wants)
+            saved = find_saved(f, bound, key, traced, wanted)
+            recorded = f._operation_of(key, traced).recorded_results(wanted)
+        read = frozenset(range(len(bound.tensors)) if saved is None else saved)
+        places = {id(tensor): at for at, tensor in enumerate(bound.tensors)}
+        kinds, kept = "", []
+        for kind, operand in zip(self.kinds, operands, strict=True):
+            is_read = kind != "t" or places[id(operand)] in read or operand.device != bound.device
+            kinds += kind if is_read else "m"
+            if kind in "tds" and is_read:
+                kept.append(operand)
+        ctx.kinds, ctx.call = kinds, call
+        ctx.numbers = [operand for kind, operand in zip(self.kinds, operands, strict=True) if kind in "fic"]
+        ctx.unread = [(o.shape, o.stride(), o.dtype) for kind, o in zip(kinds, operands, strict=True) if kind == "m"]
+        ctx.save_for_backward(*kept)
+        ctx.set_materialize_grads(False)
+        outputs = (output,) if isinstance(output, torch.Tensor) else output
+        ctx.mark_non_differentiable(*(out for out, is_recorded in zip(outputs, recorded, strict=True) if not is_recorded))
+
+    def backward(self, ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        """The gradients of the operands that want one, by an operator of their own."""
+        wants = ctx.needs_input_grad
+        wanted = [at for at, kind in enumerate(self.kinds) if kind == "t" and wants[at]]
+        present = [grad for grad in grads if grad is not None]
+        given: list[torch.Tensor | None] = [None] * (len(self.kinds) + 1)
+        if not present or not wanted:
+            return tuple(given)
+        saved, numbers, unread = iter(ctx.saved_tensors), iter(ctx.numbers), iter(ctx.unread)
+        operands: list[Any] = []
+        for kind in ctx.kinds:
+            operands += next(unread) if kind == "m" else [next(saved if kind in "tds" else numbers)]
+        bits = "".join(str(int(kind == "t" and wants[at])) for at, kind in enumerate(self.kinds))
+        arrived = "".join(str(int(grad is not None)) for grad in grads)
+        name = registered(f"{self.name}_backward_{ctx.kinds}_{bits}_{arrived}")
+        found = getattr(torch.ops.wideload, name).default(*operands, *present, ctx.call)
+        for at, grad in zip(wanted, [found] if isinstance(found, torch.Tensor) else found, strict=True):
+            given[at] = grad
+        return tuple(given)
+
+
+@dataclass(frozen=True)
+class _Backward:
+    """The operator of the gradients that ``forward`` has where those of its results ``present`` arrive.
+
+    Its ``kinds`` have an ``m`` for a tensor of which only sizes, strides and dtype are known.
+    """
+
+    forward: _Operator
+    kinds: str
+    wanted: str
+    present: str
+
+    def split(self, arguments: Sequence[Any]) -> tuple[list[Any], list[torch.Tensor], str]:
+        """Operands as those of ``forward``, an `_Unread` in the place of each ``m``; gradients; the call."""
+        given = iter(arguments)
+        operands = [_Unread(next(given), next(given), next(given)) if kind == "m" else next(given) for kind in self.kinds]
+        *grads, call = given
+        return operands, grads, call
+
+    def compute(self, *arguments: Any) -> Any:
+        """The gradients, in the strides of new tensors like the operands."""
+        operands, grads, call = self.split(arguments)
+        forward, device = self.forward, grads[0].device
+        f, seed = forward.f, forward.seed(operands)
+        shaped = [_stand_in(operand, device) if isinstance(operand, _Unread) else operand for operand in operands]
+        plain = _plain(forward.kinds, shaped)
+        with torch.no_grad():
+            bound = forward.bind(plain, call)
+            wanted = _in_call(bound, plain, [bit == "1" for bit in self.wanted])
+            incoming = iter(grads)
+            arrived = [next(incoming) if bit == "1" else None for bit in self.present]
+            found = f._run(
+                bound,
+                lambda key, traced: f._operation_of(key, traced).gradients(
+                    bound.tensors, tuple(bound.scalars), bound.device, seed, arrived, wanted
+                ),
+            )
+        places = {id(tensor): at for at, tensor in enumerate(bound.tensors)}
+        taken = {tensor.untyped_storage()._cdata for tensor in arguments if isinstance(tensor, torch.Tensor)}
+        results = []
+        for tensor, bit in zip(plain, self.wanted, strict=True):
+            if bit == "1":
+                grad = found[places[id(tensor)]]
+                assert grad is not None
+                strides = like_strides(tuple(tensor.shape), tensor.stride())
+                if grad.stride() != strides or grad.untyped_storage()._cdata in taken:  # no result is an argument, or another result
+                    grad = torch.empty_strided(grad.shape, strides, dtype=grad.dtype, device=grad.device).copy_(grad)
+                taken.add(grad.untyped_storage()._cdata)
+                results.append(grad)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def pretend(self, *arguments: Any) -> Any:
+        """Empty gradients."""
+        operands, grads, _ = self.split(arguments)
+        results = []
+        for operand, bit in zip(operands, self.wanted, strict=True):
+            if bit == "1":
+                like = _Unread(operand.shape, operand.stride(), operand.dtype) if isinstance(operand, torch.Tensor) else operand
+                device = operand.device if isinstance(operand, torch.Tensor) else grads[0].device
+                strides = like_strides(tuple(like.shape), tuple(like.strides))
+                results.append(torch.empty_strided(like.shape, strides, dtype=like.dtype, device=device))
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def refuse(self, ctx: Any, *grads: torch.Tensor | None) -> None:
+        """Second derivatives."""
+        raise GradError(
+            f"the operator of {self.forward.f.__name__}'s gradients has no gradient itself, as torch.compile has no second derivatives. "
+            "Call the function outside torch.compile for these."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Unread:
+    """What is known of a tensor whose values no gradient reads."""
+
+    shape: Sequence[int]
+    strides: Sequence[int]
+    dtype: torch.dtype
+
+
+def _stand_in(tensor: _Unread, device: torch.device) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.strides, dtype=tensor.dtype, device=device)
+
+
+def _settled(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with pending conjugation and negation done, as the function is given it."""
+    return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
+
+
+def _plain(kinds: str, operands: Sequence[Any]) -> list[Any]:
+    """Operands as the function is given them: numbers out of tensors, and no tensor twice, which would be one operand."""
+    plain: list[Any] = []
+    met: set[int] = set()
+    for kind, operand in zip(kinds, operands, strict=False):
+        value = operand.item() if kind == "d" else operand.detach() if kind == "t" and id(operand) in met else operand
+        met.add(id(value))
+        plain.append(value)
+    return plain
+
+
+def _dtypes_of(bound: Any, call: str) -> Any:
+    return (call, *[tensor.dtype for tensor in bound.tensors])
+
+
+def _in_call(bound: Any, operands: Sequence[Any], marks: Sequence[bool]) -> tuple[bool, ...]:
+    """Marks of operands as marks of the call's tensors, which stand in the order of the parameters."""
+    marked = {id(operand) for operand, mark in zip(operands, marks, strict=False) if mark}
+    return tuple(id(tensor) in marked for tensor in bound.tensors)
+
+
+def _fix_sizes(tensors: Sequence[torch.Tensor]) -> None:
+    """Another size is another trace: torch guards what is read as an int."""
+    for tensor in tensors:
+        for size in tensor.shape:
+            int(size)
+
+
+def find_saved(f: FusedFunction, bound: Any, key: Any, traced: Traced, wanted: tuple[bool, ...]) -> tuple[int, ...] | None:
+    """The tensors of the call whose values gradients read; None where torch's own operators have to be recorded."""
+    shapes = bound.shapes or [tuple(tensor.shape) for tensor in bound.tensors]
+    strides = [tuple(map(_hint, tensor.stride())) for tensor in bound.tensors]
+    layouts = [NodeLayout(*layout) for layout in zip(shapes, strides, strict=True)]
+    return f._operation_of(key, traced).find_read(layouts, bound.device.type, wanted)
+
+
+# ---- registering
+
+_lock = threading.RLock()
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+_registrations: set[str] = set()
+
+
+def registered(name: str) -> str:
+    """``name``, when there is an operator of that name."""
+    with _lock:
+        if name not in _registrations:
+            _registrations.add(name)  # first: torch looks whether there is one of that name
+            if name == SEED:
+                _register_seed()
+            elif found := _BACKWARD.fullmatch(name):
+                _register_backward(name, found)
+            else:
+                _register(name)
+    return name
+
+
+def _operator(name: str) -> _Operator:
+    found = _NAME.fullmatch(name)
+    assert found is not None, name
+    return _Operator(name, found["base"], found["kinds"].rstrip("r"), int(found["results"]))
+
+
+def _register(name: str) -> None:
+    operator = _operator(name)
+    operands = [f"Tensor(a{at}!) _{at}" if kind == "o" else f"{_KINDS[kind]} _{at}" for at, kind in enumerate(operator.kinds)]
+    is_writing = not operator.results
+    is_random = is_writing and name.rpartition("_")[0].endswith("r")
+    _define(name, operands, operator.results, (torch.Tag.nondeterministic_seeded,) if is_random else ())
+    if is_writing:
+        _implement(name, operator.write, lambda *_: None)
+        return
+    _implement(name, operator.compute, operator.pretend)
+    torch.library.register_autograd(f"{NAMESPACE}::{name}", operator.backward, setup_context=operator.save, lib=_library)
+
+
+def _register_backward(name: str, found: re.Match[str]) -> None:
+    forward = _operator(found["forward"])
+    backward = _Backward(forward, found["kinds"], found["wanted"], found["present"])
+    operands = [
+        f"SymInt[] _{at}_size, SymInt[] _{at}_stride, ScalarType _{at}_dtype" if kind == "m" else f"{_KINDS[kind]} _{at}"
+        for at, kind in enumerate(backward.kinds)
+    ]
+    operands += [f"Tensor grad{at}" for at, bit in enumerate(backward.present) if bit == "1"]
+    _define(name, operands, backward.wanted.count("1"), ())
+    _implement(name, backward.compute, backward.pretend)
+    torch.library.register_autograd(f"{NAMESPACE}::{name}", backward.refuse, lib=_library)
+
+
+def _define(name: str, operands: Sequence[str], results: int, tags: Sequence[torch.Tag]) -> None:
+    returned = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"
+    _library.define(f"{name}({', '.join([*operands, 'str call'])}) -> {returned}", tags=tags)  # type: ignore[no-untyped-call]
+
+
+def _implement(name: str, compute: Callable[..., Any], pretend: Callable[..., Any]) -> None:
+    _library.impl(name, compute, "CPU")  # type: ignore[no-untyped-call]
+    _library.impl(name, compute, "CUDA")  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"{NAMESPACE}::{name}", pretend, lib=_library)
+
+
+def _register_seed() -> None:
+    _library.define(f"{SEED}(Tensor like, int number) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))  # type: ignore[no-untyped-call]
+    _implement(SEED, lambda like, _: draw_seed(like.device), lambda like, _: like.new_empty((1,), dtype=torch.int64))

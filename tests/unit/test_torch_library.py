@@ -1,0 +1,638 @@
+"""Fused functions under torch.compile, torch.export, fake tensors and tracers: results, gradients, layouts, and how often is compiled."""
+
+from __future__ import annotations
+
+import collections
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import wideload as wl
+from wideload import torch_library
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # torch's own, of its tracers
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+BACKENDS = ["eager", "aot_eager", "inductor"]
+
+bf16, f32, f64 = torch.bfloat16, torch.float32, torch.float64
+
+
+@wl.fuse
+def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return F.silu(gate) * up
+
+
+@wl.fuse
+def residual(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x + y
+
+
+@wl.fuse
+def affine(x: torch.Tensor, shift: Any, scale: float = 2.0, *, mode: str = "mul", dtype: torch.dtype | None = None) -> torch.Tensor:
+    y = x * scale if mode == "mul" else x / scale
+    y = y if shift is None else y + shift
+    return y if dtype is None else y.to(dtype)
+
+
+@wl.fuse
+def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+@wl.fuse
+def drop(x: torch.Tensor, p: float) -> torch.Tensor:
+    return F.dropout(x, p)
+
+
+@wl.fuse
+def several(x: torch.Tensor, y: torch.Tensor) -> Any:
+    return {"sum": x + y, "rest": [x * y, (x, "text")]}
+
+
+@wl.fuse(static="n")
+def power(x: torch.Tensor, n: int) -> torch.Tensor:
+    result = x
+    for _ in range(n):
+        result = result * x
+    return result
+
+
+@wl.fuse
+def mean_scaled(x: torch.Tensor) -> torch.Tensor:
+    return x / x.shape[-1]
+
+
+turned_twice = wl.fuse(lambda x: x.t() * 2)
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def gradients(fn: Callable[..., Any], *tensors: torch.Tensor) -> list[torch.Tensor]:
+    """The result, and the gradients of all inputs under an incoming gradient that is no constant."""
+    leaves = [tensor.detach().clone(memory_format=torch.preserve_format).requires_grad_() for tensor in tensors]
+    result = fn(*leaves)
+    weights = torch.arange(result.numel(), dtype=result.dtype).view(result.shape).cos()
+    return [result.detach(), *torch.autograd.grad(result, leaves, weights)]
+
+
+def assert_same(have: Any, want: Any) -> None:
+    torch.testing.assert_close(have, want, rtol=0, atol=0, equal_nan=True, check_stride=True)
+
+
+def operators(run: Callable[[], Any]) -> list[tuple[torch._ops.OpOverload, tuple[Any, ...]]]:
+    """The operators of ours that ``run`` meets, with their arguments."""
+    met = []
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.namespace == torch_library.NAMESPACE:
+                met.append((func, args))
+            return func(*args, **(kwargs or {}))
+
+    with Recorder():
+        run()
+    return met
+
+
+def count_compiles(fn: Callable[..., Any], backend: str, **options: Any) -> tuple[Callable[..., Any], CompileCounterWithBackend]:
+    counter = CompileCounterWithBackend(backend)
+    return torch.compile(fn, fullgraph=True, backend=counter, **options), counter
+
+
+# ---- torch.compile
+
+
+class Block(torch.nn.Module):
+    """Three fused functions between torch's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = torch.nn.Linear(16, 64), torch.nn.Linear(32, 16)
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        h = swiglu(*self.wide(rope(x, cos, sin)).chunk(2, -1))
+        return residual(self.narrow(h), x)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_block_compiles_whole_and_trains_alike(backend: str) -> None:
+    torch.manual_seed(0)
+    block, x = Block(), torch.randn(3, 16)
+    cos, sin = torch.randn(2, 3, 8)
+    compiled = torch.compile(block, fullgraph=True, backend=backend)
+    want = block(x, cos, sin)
+    torch.testing.assert_close(compiled(x, cos, sin), want)
+    want.square().sum().backward()
+    grads = [parameter.grad.clone() for parameter in block.parameters()]
+    block.zero_grad()
+    compiled(x, cos, sin).square().sum().backward()
+    torch.testing.assert_close([parameter.grad for parameter in block.parameters()], grads)
+
+
+def test_there_is_no_graph_break() -> None:
+    explained = torch._dynamo.explain(Block())(torch.randn(3, 16), *torch.randn(2, 3, 8))
+    assert (explained.graph_break_count, explained.graph_count) == (0, 1)
+    called = [str(node.target) for node in explained.graphs[0].graph.nodes if torch_library.NAMESPACE in str(node.target)]
+    assert [name.split("_")[-4] for name in called] == ["rope", "swiglu", "residual"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("fn", "shapes"),
+    [
+        (swiglu, [(4, 6), (6,)]),
+        (residual, [(4, 6), (4, 1)]),
+        (lambda x: residual(x, x), [(4, 6)]),
+        (lambda x, y: affine(x, shift=y, scale=0.5, mode="div"), [(4, 6), (4, 6)]),
+        (lambda x: affine(x, None), [(4, 6)]),
+        (rope, [(2, 3, 8), (3, 4), (3, 4)]),
+        (lambda x: power(x, 3), [(5,)]),
+        (mean_scaled, [(5, 7)]),
+        (lambda x, y: several(x, y)["rest"][0], [(5, 7), (7,)]),
+        (turned_twice, [(3, 5)]),
+        (swiglu, [(0, 6), (6,)]),
+    ],
+)
+def test_compiled_is_eager_with_gradients(fn: Callable[..., Any], shapes: list[tuple[int, ...]], backend: str) -> None:
+    torch.manual_seed(1)
+    tensors = [torch.randn(shape) for shape in shapes]
+    want = gradients(fn, *tensors)
+    assert_same(gradients(torch.compile(fn, fullgraph=True, backend=backend), *tensors), want)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_structure_of_results_comes_back(backend: str) -> None:
+    x, y = torch.randn(2, 5)
+    have, want = torch.compile(lambda x, y: several(x, y), fullgraph=True, backend=backend)(x, y), several(x, y)
+    assert_same(have["sum"], want["sum"])
+    assert_same(have["rest"][0], want["rest"][0])
+    given, text = have["rest"][1]
+    assert (given.data_ptr(), text) == (x.data_ptr(), "text")  # an argument that is returned is that argument
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_new_numbers_compile_nothing(backend: str) -> None:
+    x = torch.randn(5)
+    compiled, counter = count_compiles(lambda x, scale: affine(x, None, scale), backend)
+    for scale in (2.0, 3.0, 4.5, float("inf"), -0.0):
+        assert_same(compiled(x, scale), affine(x, None, scale))
+    assert counter.frame_count == 2  # the first as a constant, then any
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_new_sizes_compile_nothing(backend: str) -> None:
+    def fn(x: torch.Tensor, cos: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return swiglu(rope(x, cos, cos), bias) + residual(x, bias)
+
+    compiled, counter = count_compiles(fn, backend, dynamic=True)
+    for batch, length in ((2, 3), (5, 7), (9, 4)):
+        tensors = [torch.randn(batch, length, 8), torch.randn(length, 4), torch.randn(8)]
+        want = gradients(fn, *tensors)
+        torch.testing.assert_close(gradients(compiled, *tensors), want, check_stride=True)
+    assert counter.frame_count == 1
+
+
+def test_sizes_that_the_function_reads_are_part_of_what_is_compiled() -> None:
+    compiled, counter = count_compiles(lambda x: mean_scaled(x), "aot_eager", dynamic=True)
+    for size in (3, 5, 3):
+        assert_same(compiled(torch.ones(2, size)), torch.full((2, size), 1 / size))
+    assert counter.frame_count == 2
+
+
+def test_a_captured_value_is_read_at_each_call() -> None:
+    global FACTOR, WIDE
+    FACTOR, WIDE = 3.0, torch.float64
+    scaled, cast = wl.fuse(lambda x: x * FACTOR), wl.fuse(lambda x: x.to(WIDE))
+    x = torch.ones(3)
+    compiled = torch.compile(lambda x: scaled(x), fullgraph=True, backend="inductor")
+    compiled_cast = torch.compile(lambda x: cast(x), fullgraph=True, backend="inductor")
+    assert_same(compiled(x), torch.full((3,), 3.0))
+    assert_same(compiled_cast(x), x.double())
+    FACTOR, WIDE = 5.0, torch.bfloat16
+    assert_same(compiled(x), torch.full((3,), 5.0))
+    with pytest.raises(wl.TraceError, match=r"other results than when it was compiled.*reset"):
+        compiled_cast(x)
+
+
+FACTOR, WIDE = 3.0, torch.float64
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self, alpha: float) -> None:
+        super().__init__()
+        self.alpha, self.weight = alpha, torch.nn.Parameter(torch.ones(5))
+
+    @wl.fuse
+    def act(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x * self.alpha + y
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(x, y=self.weight)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_methods_belong_to_their_object(backend: str) -> None:
+    x = torch.arange(5.0)
+    model = torch.nn.Sequential(Scaled(2.0), Scaled(3.0))
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    assert_same(compiled(x).detach(), (x * 2 + 1) * 3 + 1)
+    model[0].alpha = 4.0
+    assert_same(compiled(x).detach(), (x * 4 + 1) * 3 + 1)
+    compiled(x).sum().backward()
+    assert_same(model[0].weight.grad, torch.full((5,), 3.0))
+    one = torch.compile(Scaled.forward, fullgraph=True, backend=backend)  # one code, two objects
+    assert [float(one(Scaled(alpha), x)[1].detach()) for alpha in (2.0, 3.0)] == [3.0, 4.0]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_drawing_moves_on_and_is_seeded(backend: str) -> None:
+    x = torch.ones(1000, requires_grad=True)
+    compiled = torch.compile(lambda x: (drop(x, 0.5), drop(x, 0.5)), fullgraph=True, backend=backend)
+    torch.manual_seed(3)
+    have = compiled(x)
+    assert not torch.equal(*have)  # in one graph
+    assert not torch.equal(have[0], compiled(x)[0])  # from call to call
+    torch.manual_seed(3)
+    want = drop(x, 0.5), drop(x, 0.5)
+    assert_same([t.detach() for t in have], [t.detach() for t in want])
+    (grad,) = torch.autograd.grad(have[0].sum(), x)
+    assert_same(grad, have[0].detach())  # the mask is drawn again
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_out_is_written(backend: str) -> None:
+    x, y, out = torch.randn(3, 5, 4).unbind()
+    out = out.t().contiguous().t()
+    strides = out.stride()
+
+    def into(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        assert swiglu(x, y, out=out) is out
+        return out + 1
+
+    want = F.silu(x) * y
+    torch.testing.assert_close(torch.compile(into, fullgraph=True, backend=backend)(x, y, out), want + 1)
+    torch.testing.assert_close(out, want)
+    assert out.stride() == strides
+    in_place = x.clone()
+    torch.compile(lambda x, y: swiglu(x, y, out=x), fullgraph=True, backend=backend)(in_place, y)
+    torch.testing.assert_close(in_place, want)
+    with pytest.raises(Exception, match="out= does not support automatic differentiation"):
+        torch.compile(into, fullgraph=True, backend=backend)(x.requires_grad_(), y, out)
+
+
+@pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_numbers_of_any_kind_and_place(backend: str) -> None:
+    fn = wl.fuse(lambda x, pair, *more, shift=0: x * pair[0] + pair[1] + more[0] * shift, name="fn")
+
+    def call(x: torch.Tensor, n: int) -> torch.Tensor:
+        return fn(x, (n, 0.5), x, shift=2) + fn(x, [2 + 1j, True], 3.0).abs()
+
+    compiled, counter = count_compiles(call, backend, dynamic=True)
+    x = torch.arange(4.0)
+    for n in (3, 5, 7):
+        assert_same(compiled(x, n), x * n + 0.5 + x * 2 + (x * (2 + 1j) + 1).abs())
+    assert counter.frame_count <= 2
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_rows_of_rope_are_gathered_beside_its_operator(strict: bool) -> None:
+    class Rope(torch.nn.Module):
+        def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+            return wl.ops.rope(x, cos, sin=sin, position_ids=positions)
+
+    given = torch.randn(2, 3, 4, 8), torch.randn(5, 4), torch.randn(5, 4), torch.tensor([[4, 0, 1], [2, 2, 3]])
+    want = Rope()(*given)
+    program = torch.export.export(Rope(), given, strict=strict)
+    called = {str(node.target).split("_")[0] for node in program.graph.nodes if node.op == "call_function"}
+    assert called == {"aten.index.Tensor", "wideload.wideload"}
+    assert_same(program.module()(*given), want)
+    assert_same(torch.compile(Rope(), fullgraph=True, backend="aot_eager")(*given), want)
+
+
+def test_lists_are_an_operator_an_item() -> None:
+    xs = [torch.randn(n) for n in (2, 3, 4)]
+    compiled = torch.compile(lambda xs: affine.foreach(xs, xs, 0.5), fullgraph=True, backend="aot_eager")
+    assert_same(compiled(xs), affine.foreach(xs, xs, 0.5))
+    want = affine.foreach(xs, None, 0.5)
+    torch.compile(lambda xs: affine.foreach(xs, None, 0.5, out=xs), fullgraph=True, backend="aot_eager")(xs)
+    assert_same(xs, want)
+
+
+def test_inline_is_the_plain_function() -> None:
+    inlined = wl.fuse(lambda x: torch.sigmoid(x) * 2, compile="inline")
+    explained = torch._dynamo.explain(lambda x: inlined(x))(torch.ones(3))
+    assert next(node.target for node in explained.graphs[0].graph.nodes if node.op == "call_function") is torch.sigmoid
+    x = torch.randn(7)
+    torch.testing.assert_close(torch.compile(lambda x: inlined(x), fullgraph=True)(x), torch.sigmoid(x) * 2)
+
+
+def test_views_of_arguments_stay_views() -> None:
+    turned = wl.fuse(lambda x: (x.t(), x * 2))
+    x = torch.randn(3, 4)
+    view, twice = torch.compile(lambda x: turned(x), fullgraph=True, backend="aot_eager")(x)
+    assert view.data_ptr() == x.data_ptr()
+    assert_same(twice, x * 2)
+
+
+def test_gradients_without_an_expression_are_torchs_own() -> None:
+    fn = wl.fuse(lambda x: torch.diagonal(x) * 2)
+    x = torch.randn(4, 4)
+    assert_same(gradients(torch.compile(lambda x: fn(x), fullgraph=True, backend="aot_eager"), x), gradients(fn, x))
+
+
+def test_unusual_arguments_are_the_plain_functions() -> None:
+    pair = collections.namedtuple("pair", "a b")
+    fn = wl.fuse(lambda p: p.a * p.b)
+    x, y = torch.randn(2, 5)
+    assert_same(torch.compile(lambda x, y: fn(pair(x, y)), fullgraph=True, backend="aot_eager")(x, y), x * y)
+    z = torch.randn(5, dtype=torch.complex64)
+    want = swiglu(z.conj(), z)
+    torch.testing.assert_close(torch.compile(lambda z: swiglu(z.conj(), z), fullgraph=True, backend="aot_eager")(z), want)
+    met = operators(lambda: residual(z.requires_grad_(), z.detach()))
+    have, wanted = (torch.autograd.grad(f(z.conj(), z, *rest).abs().sum(), z) for f, *rest in ((met[0][0], met[0][1][-1]), (torch.add,)))
+    assert_same(have, wanted)
+
+
+def test_function_transforms_inside_what_is_compiled() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad(lambda x: swiglu(x, x).sum())(x)
+
+    x = torch.randn(5)
+    torch.testing.assert_close(torch.compile(fn, fullgraph=True, backend="aot_eager")(x), fn(x))
+
+
+def test_second_derivatives_are_refused() -> None:
+    x = torch.randn(3, dtype=f64, requires_grad=True)
+    result = torch.compile(lambda x: swiglu(x, x), fullgraph=True, backend="eager")(x)
+    (grad,) = torch.autograd.grad(result.sum(), x, create_graph=True)
+    with pytest.raises(wl.GradError, match="no second derivatives"):
+        grad.sum().backward()
+
+
+def test_only_what_gradients_read_is_saved() -> None:
+    x, y = torch.randn(3, 4, requires_grad=True), torch.randn(4, requires_grad=True)
+    met = operators(lambda: (residual(x, y).sum() + swiglu(x, y).sum()).backward())
+    backwards = [operator.__name__.partition("_backward_")[2] for operator, _ in met if "_backward_" in operator.__name__]
+    assert sorted(backwards) == ["mm_11_1.default", "tt_11_1.default"]
+
+
+# ---- operators
+
+
+def calls() -> list[Callable[[], Any]]:
+    x, y = torch.randn(4, 8, requires_grad=True), torch.randn(8, requires_grad=True)
+    cos = torch.randn(4, 4, requires_grad=True)
+    z = x.detach()
+    return [
+        lambda: swiglu(x, y),
+        lambda: swiglu(z.t().contiguous().t(), y),
+        lambda: residual(x, y),
+        lambda: affine(x, y, 0.5, dtype=bf16),
+        lambda: rope(x, cos, cos),
+        lambda: drop(x, 0.25),
+        lambda: several(x, y)["sum"],
+        lambda: several(z, z)["sum"],
+        lambda: mean_scaled(x),
+        lambda: swiglu(z, y.detach(), out=torch.empty(4, 8)),
+        lambda: drop(z, 0.25, out=torch.empty(4, 8)),
+    ]
+
+
+@pytest.mark.parametrize("number", range(len(calls())))
+def test_operators_pass_opcheck(number: int) -> None:
+    def run() -> None:
+        result = calls()[number]()
+        if result.requires_grad:
+            result.sum().backward()
+
+    met = operators(run)
+    assert met
+    for operator, args in met:
+        is_backward = "_backward_" in operator.__name__
+        args = [arg.detach() if is_backward and isinstance(arg, torch.Tensor) else arg for arg in args]  # has no gradient itself
+        torch.library.opcheck(operator, tuple(args))
+
+
+def test_tags_and_schemas() -> None:
+    x = torch.ones(3)
+    (seed, _), (drawing, _) = operators(lambda: drop(x, 0.5))
+    assert torch.Tag.nondeterministic_seeded in seed.tags
+    assert str(drawing._schema).partition("(")[2] == "Tensor _0, float _1, Tensor _2, str call) -> Tensor"
+    ((writing, _),) = operators(lambda: drop(x, 0.5, out=torch.empty(3)))
+    assert torch.Tag.nondeterministic_seeded in writing.tags
+    assert str(writing._schema).partition("(")[2] == "Tensor _0, float _1, Tensor(a2!) _2, str call) -> ()"
+    ((_, args),) = operators(lambda: affine(x, x, mode="div", dtype=bf16))
+    assert args[1:] == ("(_0, _0, mode='div', dtype=torch.bfloat16)",)
+
+
+def test_names_tell_functions_apart() -> None:
+    def name_of(f: wl.FusedFunction) -> str:
+        ((operator, _),) = operators(lambda: f(torch.ones(2)))
+        return operator.__name__.removesuffix(".default")
+
+    def make(factor: float) -> wl.FusedFunction:
+        return wl.fuse(lambda x: x * factor)
+
+    twice, thrice = wl.fuse(lambda x: x * 2), wl.fuse(lambda x: x * 3)
+    names = [name_of(twice), name_of(thrice), name_of(make(2.0)), name_of(make(3.0)), name_of(make(3.0))]
+    assert len(set(names)) == 5
+    assert names[4].startswith(names[3].removesuffix("_t_1"))  # alike in code and values: numbered
+    assert name_of(wl.fuse(lambda x: x * 2, numerics="eager")) not in names
+    assert all(name.startswith("tests_unit_test_torch_library_test_names_tell_functions_apart_locals") for name in names)
+
+
+def test_eager_calls_register_nothing(tmp_path: Path) -> None:
+    program = """
+import sys, torch, wideload as wl
+f = wl.fuse(lambda x, y: x * y)
+x = torch.ones(3, requires_grad=True)
+f(x, x).sum().backward()
+f.foreach([x.detach()], [x.detach()])
+from wideload import torch_library
+assert not torch_library._registrations, torch_library._registrations
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)
+
+
+# ---- fake tensors and tracers
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        lambda: (torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last), torch.randn(2, 1, 4, 5).expand(2, 3, 4, 5)),
+        lambda: (torch.randn(3, 4).t(), torch.randn(4, 3)),
+        lambda: (torch.randn(4, 3), torch.randn(3, 4).t()),
+        lambda: (torch.randn(4, 2, 3).permute(2, 0, 1), torch.randn(3, 1, 1)),
+        lambda: (torch.randn(8, 3)[::2], torch.tensor(2.0)),
+        lambda: (torch.randn(0, 3), torch.randn(3)),
+        lambda: (torch.randn(4, 6, dtype=bf16)[:, 1:], torch.randn(5)),
+        lambda: (torch.randn(()), torch.randn(2, 1)),
+    ],
+)
+def test_fake_results_are_laid_out_as_real_ones(tensors: Callable[[], tuple[torch.Tensor, ...]]) -> None:
+    real = tensors()
+    for f in (swiglu, lambda x, y: several(x, y)["rest"][0], lambda x, y: affine(x, y, 2, dtype=bf16)):
+        want = f(*real)
+        with FakeTensorMode() as mode:
+            have = f(*map(mode.from_tensor, real))
+        assert type(have).__name__ == "FakeTensor"
+        assert (have.shape, have.stride(), have.dtype) == (want.shape, want.stride(), want.dtype)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_fake_tensors_have_gradients_and_out(device: str) -> None:
+    with FakeTensorMode(), torch.device(device):
+        x, y = torch.empty(3, 4, requires_grad=True), torch.empty(4, requires_grad=True)
+        swiglu(x, y).sum().backward()
+        assert (x.grad.shape, y.grad.shape, y.grad.device.type) == ((3, 4), (4,), device)
+        out = torch.empty(3, 4)
+        assert swiglu(x.detach(), y.detach(), out=out) is out
+
+
+def test_fake_tensors_of_a_gpu_need_none() -> None:
+    with FakeTensorMode():
+        x = torch.empty(4, 3, device="cuda", dtype=bf16).t()
+        have = affine(x, torch.empty(4, device="cuda"), dtype=f64)
+    assert (have.device.type, have.shape, have.stride(), have.dtype) == ("cuda", (3, 4), (1, 3), f64)
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_make_fx_records_operators(mode: str) -> None:
+    x, y = torch.randn(3, 4), torch.randn(4)
+    graph = make_fx(lambda x, y: drop(swiglu(x, y), 0.5), tracing_mode=mode)(x, y)
+    called = [node.target for node in graph.graph.nodes if node.op == "call_function"]
+    assert [target.namespace for target in called] == [torch_library.NAMESPACE] * 3
+    x = torch.randn(5, 4)
+    torch.manual_seed(0)
+    have = graph(x, y)
+    torch.manual_seed(0)
+    assert_same(have, drop(swiglu(x, y), 0.5))
+
+
+def test_symbolic_trace_keeps_the_call() -> None:
+    graph = torch.fx.symbolic_trace(lambda x, y: affine(swiglu(x, up=y), None, mode="div"))
+    assert [node.target for node in graph.graph.nodes if node.op == "call_function"] == [swiglu, affine]
+    x, y = torch.randn(2, 4)
+    assert_same(graph(x, y), swiglu(x, y) / 2)
+
+
+MODEL = """
+import torch, torch.nn.functional as F, wideload as wl
+
+@wl.fuse
+def swiglu(gate, up):
+    return F.silu(gate) * up
+
+@wl.fuse
+def mixed(x, y, scale, mode="mul"):
+    return {"a": F.dropout(x, 0.5) + y, "b": x * scale if mode == "mul" else x / scale}
+
+class Model(torch.nn.Module):
+    def forward(self, x, y):
+        found = mixed(swiglu(x, y), y, 2.5, mode="div")
+        return found["a"], found["b"]
+"""
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_program_runs_in_another_process(strict: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / f"model{strict}.py").write_text(MODEL)
+    monkeypatch.syspath_prepend(tmp_path)
+    model = __import__(f"model{strict}").Model()
+    x, y = torch.randn(4, 8), torch.randn(8)
+    batch = torch.export.Dim("batch", min=2, max=64)
+    program = torch.export.export(model, (x, y), strict=strict, dynamic_shapes=({0: batch}, None))
+    namespaces = {node.target.namespace for node in program.graph.nodes if isinstance(node.target, torch._ops.OpOverload)}
+    assert namespaces == {torch_library.NAMESPACE}
+    torch.export.save(program, tmp_path / "program.pt2")
+    x = torch.randn(7, 8)
+    torch.manual_seed(0)
+    want = model(x, y)
+    torch.manual_seed(0)
+    assert_same(program.module()(x, y), want)
+    torch.save((x, y, want), tmp_path / "tensors.pt")
+    run = f"""
+import torch, model{strict}
+program = torch.export.load("program.pt2")
+x, y, want = torch.load("tensors.pt")
+torch.manual_seed(0)
+torch.testing.assert_close(program.module()(x, y), want, rtol=0, atol=0)
+"""
+    subprocess.run([sys.executable, "-c", run], check=True, cwd=tmp_path)
+
+
+# ---- torch.func, which looks into torch's own operators
+
+
+def test_function_transforms_of_torch() -> None:
+    x, y = torch.randn(2, 3, 4, dtype=f64)
+
+    def plain(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.silu(x) * y
+
+    for transform in (
+        lambda f: torch.func.grad(lambda x, y: f(x, y).sum()),
+        lambda f: torch.func.vmap(f),
+        lambda f: torch.func.vmap(torch.func.grad(lambda x, y: f(x, y).sum())),
+        lambda f: torch.func.jacrev(f),
+        lambda f: torch.func.jacfwd(f),
+        lambda f: torch.func.hessian(lambda x, y: f(x, y).sum()),
+        lambda f: lambda x, y: torch.func.jvp(f, (x, y), (y, x)),
+        lambda f: lambda x, y: torch.func.vjp(f, x, y)[1](y),
+    ):
+        torch.testing.assert_close(transform(swiglu)(x, y), transform(plain)(x, y))
+
+
+# ---- other arrays and subclasses
+
+
+class Array:
+    """An array of another library."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.tensor.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.tensor.__dlpack_device__()
+
+
+def test_arrays_of_other_libraries_are_read_where_they_lie() -> None:
+    x, y = torch.randn(3, 2).t(), torch.randn(2, 3)
+    assert_same(swiglu(Array(x), y), swiglu(x, y))
+    same, _ = wl.fuse(lambda x, y: (x, x * y))(Array(x), y)
+    assert (same.data_ptr(), same.stride()) == (x.data_ptr(), (1, 2))
+
+
+class Labelled(torch.Tensor):
+    """A subclass that torch's own operators hand on."""
+
+
+def test_subclasses_give_what_torchs_operators_give() -> None:
+    x = torch.randn(3)
+    for given in (torch.nn.Parameter(x), torch.nn.Buffer(x), x.as_subclass(Labelled)):
+        assert_same(swiglu(given, x).detach().as_subclass(torch.Tensor), swiglu(x, x))
