@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 from wideload.captures import find_captures
@@ -148,6 +149,8 @@ def test_circumstances(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.autocast("cpu"):
         assert misses()
     with torch.inference_mode():
+        assert misses()
+    with FakeTensorMode(allow_non_fake_inputs=True):
         assert misses()
     torch.set_default_dtype(torch.float64)
     try:
