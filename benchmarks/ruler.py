@@ -48,7 +48,7 @@ def sines(x: torch.Tensor) -> torch.Tensor:
 def kernel_us(fn: wl.FusedFunction, x: torch.Tensor) -> float:
     """The profiler's median of the kernels of a run of `wl.bench`; those that check and warm up are too few to move it."""
     (kernel,) = fn.plan(x).kernels
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profiler:
         wl.bench(fn, x, max_samples=60)
     durations = [event.time_range.elapsed_us() for event in profiler.events() if event.name == kernel.name]
     if not durations:

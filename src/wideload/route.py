@@ -36,7 +36,7 @@ def route_key(args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor |
 
 
 class Circumstances:
-    """What a call depends on besides its arguments: what the function has captured, its defaults, torch's own modes."""
+    """What a call depends on besides its arguments: what the function has captured, its defaults, torch's modes that no guard sees."""
 
     __slots__ = ("_captured", "_captures", "_defaults", "_dtype", "_function", "_is_grad_enabled")
 
@@ -54,6 +54,7 @@ class Circumstances:
             and torch.get_default_dtype() is self._dtype
             and torch.is_grad_enabled() is self._is_grad_enabled
             and forward_ad._current_level < 0
+            and not torch._C._len_torch_dispatch_stack()
         )
 
 

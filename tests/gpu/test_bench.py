@@ -139,7 +139,7 @@ def test_times_are_those_of_the_profiler(log2: int, mode: Mode) -> None:
     assert trial.sampler is not None
     warm_up([trial.sampler], lambda: None, 0.1)
     samples = [trial.sampler.sample() for _ in range(10)]
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profiler:
         for _ in range(10):  # not the samples: while it looks on, kernels of a graph lie 0.15 us further apart
             trial.sampler.sample()
     kernels = [event.time_range.elapsed_us() for event in profiler.events() if "neg" in event.name.lower()]

@@ -59,7 +59,7 @@ def _profile_us(graph: torch.cuda.CUDAGraph) -> float | None:
     """The profiler's median of the graph's kernels; ``None`` where it sees none."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of events that the end of a cycle clears: there is one cycle
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profiler:
             for _ in range(_NUM_PROFILED):
                 graph.replay()
             torch.cuda.synchronize()
