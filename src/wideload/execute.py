@@ -55,14 +55,9 @@ class Launch:
     def arguments(self, inputs: Sequence[int], outputs: Sequence[int], scalars: tuple[Any, ...]) -> list[int | float]:
         """As `kernel_arguments`, of addresses: those of the tensors, the seed last, and of what is written."""
         plan = self.plan
-        arguments: list[int | float] = [inputs[tensor] + offset for tensor, offset in plan.sources]
-        arguments += [outputs[output] + offset for output, offset in plan.targets]
-        if plan.seed is not None:
-            arguments.append(inputs[plan.seed])
-        arguments += plan.sizes
-        if plan.program.scalars:
-            arguments += [number for parameter in plan.program.scalars for number in _numbers(scalar_argument(parameter, scalars))]
-        return arguments
+        loads = [inputs[tensor] + offset for tensor, offset in plan.sources]
+        stores = [outputs[output] + offset for output, offset in plan.targets]
+        return _arranged(plan, loads, stores, () if plan.seed is None else (inputs[plan.seed],), scalars)
 
     def fire(self, device: int, arguments: Sequence[int | float]) -> None:
         """Put the kernel on the current stream of ``device``."""
@@ -250,18 +245,20 @@ def kernel_arguments(
 
     ``pointer`` makes an argument of a tensor and a number of bytes behind its first element.
     """
-    loads = zip(plan.sources, plan.variant.loads, strict=True)
-    return [
-        *(
-            argument
-            for (tensor, offset), access in loads
-            for argument in (_numbers(tensors[tensor].item()) if access == "value" else (pointer(tensors[tensor], offset),))
-        ),
-        *(pointer(outs[output], offset) for output, offset in plan.targets),
-        *([] if plan.seed is None else [pointer(tensors[plan.seed], 0)]),
-        *plan.sizes,
-        *(number for parameter in plan.program.scalars for number in _numbers(scalar_argument(parameter, scalars))),
+    loads = [
+        argument
+        for (tensor, offset), access in zip(plan.sources, plan.variant.loads, strict=True)
+        for argument in (_numbers(tensors[tensor].item()) if access == "value" else (pointer(tensors[tensor], offset),))
     ]
+    stores = [pointer(outs[output], offset) for output, offset in plan.targets]
+    return _arranged(plan, loads, stores, () if plan.seed is None else (pointer(tensors[plan.seed], 0),), scalars)
+
+
+def _arranged(plan: KernelPlan, loads: list[Any], stores: list[Any], seed: tuple[Any, ...], scalars: tuple[Any, ...]) -> list[Any]:
+    arguments = [*loads, *stores, *seed, *plan.sizes]
+    if plan.program.scalars:
+        arguments += [number for parameter in plan.program.scalars for number in _numbers(scalar_argument(parameter, scalars))]
+    return arguments
 
 
 def is_safe_in_place(plans: Sequence[KernelPlan], tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> bool:

@@ -43,7 +43,7 @@ from wideload.planned import Plan
 from wideload.random import draw_seed
 from wideload.reference import evaluate_expr, with_seed
 from wideload.replay import NodeLayout, replay_layout
-from wideload.route import MISSED, Circumstances, Route, find_route, route_key
+from wideload.shortcut import MISSED, STATIC_TYPES, Circumstances, Shortcut, are_immutable, find_shortcut, shortcut_key
 from wideload.structure import map_structure, same_structure
 from wideload.torch_library import note_function
 from wideload.torch_op import DifferentiableOp, is_looked_into
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 __all__ = ["FusedFunction", "fuse"]
 
 _T = TypeVar("_T")
-_STATIC_TYPES = (str, bytes, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout, type(Ellipsis))
 
 
 @dataclass(slots=True)
@@ -112,8 +111,8 @@ class FusedFunction:
         unknown = self._static.difference(parameters) if self._signature else ()
         if unknown:
             raise TraceError(f"static= names {sorted(unknown)}, but {self.__name__} has the parameters {parameters}")
-        self._route: Route | None = None  # that of the last call that had one
-        self._routes: dict[Any, Route | None] = {}
+        self._shortcut: Shortcut | None = None  # that of the last call that had one
+        self._shortcuts: dict[Any, tuple[Shortcut, ...]] = {}
         self._names, self._starred = _positional_names(self._signature)
         self._identity = note_function(self)
         self._operator_base: str | None = None
@@ -161,7 +160,7 @@ class FusedFunction:
         if torch.compiler.is_dynamo_compiling():
             return call_operator(self, args, kwargs, out)
         if out is None or isinstance(out, torch.Tensor):
-            result = self._take_route(args, kwargs, out)
+            result = self._take_shortcut(args, kwargs, out)
             if result is not MISSED:
                 return result
         if is_traced(args, kwargs):
@@ -448,7 +447,7 @@ class FusedFunction:
         if kind in (bool, int, float, complex):
             call.key.append((kind, repr(value)))
             return value
-        if isinstance(value, _STATIC_TYPES):
+        if isinstance(value, STATIC_TYPES):
             call.key.append((kind, value))
             return value
         if hasattr(kind, "__dlpack__") and kind is not np.ndarray:  # another library's array, read where it lies; torch refuses numpy's
@@ -527,34 +526,34 @@ class FusedFunction:
 
     # ---- calls like earlier ones
 
-    def _take_route(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor | None) -> Any:
+    def _take_shortcut(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor | None) -> Any:
         """What a call like an earlier one returns, or ``MISSED``."""
-        route = self._route
-        if route is None:
+        last = self._shortcut
+        if last is None:
             return MISSED
-        result = route(args, kwargs, out)
+        result = last(args, kwargs, out)
         if result is MISSED:
-            other = self._routes.get(route_key(args, kwargs, out))
-            if other is not None and other is not route:
-                result = other(args, kwargs, out)
+            for other in self._shortcuts.get(shortcut_key(args, kwargs, out), ()):
+                result = MISSED if other is last else other(args, kwargs, out)
                 if result is not MISSED:
-                    self._route = other
+                    self._shortcut = other
+                    break
         return result
 
-    def _lay_route(self, call: _Call, run: Callable[..., Any], out: torch.Tensor | None = None) -> None:
+    def _keep_shortcut(self, call: _Call, run: Callable[..., Any], out: torch.Tensor | None = None) -> None:
         """Let calls like this one take ``run`` from now on: of tensors, ``out`` the last, their addresses, and scalars."""
-        if call.given is None or self._static or getattr(self.__wrapped__, "__kwdefaults__", None):
+        fn = self.__wrapped__
+        is_fixed = not getattr(fn, "__kwdefaults__", None) and are_immutable(getattr(fn, "__defaults__", None))
+        if call.given is None or self._static or not is_fixed:
             return
         args, kwargs = call.given
-        key = route_key(args, kwargs, out)
-        if self._routes.get(key, MISSED) is None:
-            return
         if kwargs and self._signature and [*self._signature.bind(*args, **kwargs).arguments][-len(kwargs) :] != [*kwargs]:
             return  # given in another order than the parameters'
-        circumstances = Circumstances(self.__wrapped__, self._captures)
-        route = find_route(args, kwargs, out, call.tensors, call.scalars, circumstances, run)
-        _remember(self._routes, key, route)
-        self._route = route or self._route
+        shortcut = find_shortcut(args, kwargs, out, call.tensors, call.scalars, Circumstances(fn, self._captures), run)
+        if shortcut is not None:
+            key = shortcut_key(args, kwargs, out)
+            _remember(self._shortcuts, key, (shortcut, *self._shortcuts.get(key, ())[: _MOST_ALIKE - 1]))
+            self._shortcut = shortcut
 
     # ---- running
 
@@ -578,7 +577,7 @@ class FusedFunction:
         results = op(call.tensors, tuple(call.scalars), call.device)
         if collect is not None and call.device.type == "cuda":
             device = call.device
-            self._lay_route(call, lambda tensors, _, scalars: collect(op(tensors, scalars, device)))
+            self._keep_shortcut(call, lambda tensors, _, scalars: collect(op(tensors, scalars, device)))
         return self._assemble(call, traced, results)
 
     def _operation_of(self, key: Any, traced: Traced) -> DifferentiableOp:
@@ -622,7 +621,7 @@ class FusedFunction:
             launch_here(launches, device.index, addresses, [out.data_ptr() for out in outs], scalars)
             return collect(outs)
 
-        self._lay_route(call, run)
+        self._keep_shortcut(call, run)
 
     def _prepare(self, call: _Call, traced: Traced) -> _Prepared:
         """The kernels for new outputs; arguments and their views come back as they are, as from eager."""
@@ -672,7 +671,7 @@ class FusedFunction:
         tensors = with_seed(traced.expr, call.tensors, call.device)
         launch = stage_launches(prepared.launches, call.device.index, tensors, outs, tuple(call.scalars))
         if isinstance(traced.result, TensorResult):
-            self._lay_route(call, _launcher_into(traced, prepared.launches, call.device), outs[0])
+            self._keep_shortcut(call, _launcher_into(traced, prepared.launches, call.device), outs[0])
 
         def run() -> None:
             launch()
@@ -771,6 +770,10 @@ def fuse(
 
 _MAX_REMEMBERED = 4096
 """Traces, and layouts, that one function keeps; the oldest goes first. An entry takes some 10 kB."""
+
+
+_MOST_ALIKE = 4
+"""Shortcuts kept of calls of one set of shapes and dtypes: strides and alignments that come in turn."""
 
 
 _MAX_LISTED = 64

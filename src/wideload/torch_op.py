@@ -23,7 +23,7 @@ from wideload.plan import KernelPlan
 from wideload.random import draw_seed
 from wideload.reference import evaluate_expr
 from wideload.replay import NodeLayout, replay_layout
-from wideload.route import Likeness, find_likeness
+from wideload.shortcut import Likeness, find_likeness
 
 __all__ = ["DifferentiableOp", "is_looked_into"]
 

@@ -27,8 +27,8 @@ def randn(*shape: int, dtype: torch.dtype = f32) -> torch.Tensor:
 
 
 def taken(f: wl.FusedFunction) -> int:
-    """How many routes there are."""
-    return sum(route is not None for route in f._routes.values())
+    """How many shortcuts there are."""
+    return sum(map(len, f._shortcuts.values()))
 
 
 def test_the_second_call_takes_the_route(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,6 +139,30 @@ def test_results_into_memory_in_turn() -> None:
         f(x, store.view(-1)[:4096], out=store.view(-1)[4:4100])
     with pytest.raises(wl.GradError):
         f(x.clone().requires_grad_(), y, out=store[0])
+
+
+def test_results_into_memory_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    f = wl.fuse(lambda x, y: x * 2 + y)
+    x, y = randn(4096), randn(4096)
+    f(x, y, out=torch.empty_like(x))
+    f(x, y.clone(), out=x.clone())
+    mine = y.clone()
+    f(x, mine, out=mine)
+    assert taken(f) == 2
+    monkeypatch.setattr(f, "_bind", lambda *_: pytest.fail("the call was taken apart"))
+    out, want = torch.empty_like(x), x * 2 + y
+    assert torch.equal(f(x, y, out=out), want)
+    assert torch.equal(f(x, y, out=y), want)
+
+
+def test_what_changes_in_place_is_seen() -> None:
+    def act(x: torch.Tensor, how: list[str] = ["tanh"]) -> torch.Tensor:  # noqa: B006
+        return torch.tanh(x) if how[0] == "tanh" else x * 2
+
+    f, x = wl.fuse(act), randn(100)
+    for how in ("tanh", "none", "tanh"):
+        act.__defaults__[0][0] = how  # type: ignore[index]
+        torch.testing.assert_close(f(x), act(x))
 
 
 def test_draws_differ_from_call_to_call() -> None:

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 from wideload.captures import find_captures
-from wideload.route import MISSED, Circumstances, Route, find_route, route_key
+from wideload.shortcut import MISSED, Circumstances, Shortcut, are_immutable, find_shortcut, shortcut_key
 
 SCALE = 2.0
 
@@ -31,19 +31,19 @@ def tensors() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(64, 48), torch.randn(48, 64).t()
 
 
-def lay(args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, function: Callable[..., Any] = scaled) -> Route:
+def lay(args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, function: Callable[..., Any] = scaled) -> Shortcut:
     kwargs = kwargs or {}
     values = (*args, *kwargs.values())
     given = [value for value in values if isinstance(value, torch.Tensor)]
     numbers = [value for value in values if type(value) in (int, float, complex)]
-    route = find_route(args, kwargs, None, given, numbers, Circumstances(function, find_captures(function)), lambda *found: found)
-    assert route is not None
-    return route
+    shortcut = find_shortcut(args, kwargs, None, given, numbers, Circumstances(function, find_captures(function)), lambda *found: found)
+    assert shortcut is not None
+    return shortcut
 
 
 def test_tensors_like_the_first_ones_are_handed_on() -> None:
-    route, others = lay(tensors()), tensors()
-    got, addresses, scalars = route(others, {})
+    shortcut, others = lay(tensors()), tensors()
+    got, addresses, scalars = shortcut(others, {})
     assert addresses == [other.data_ptr() for other in others]
     assert all(mine is other for mine, other in zip(got, others, strict=True))
     assert scalars == ()
@@ -51,8 +51,8 @@ def test_tensors_like_the_first_ones_are_handed_on() -> None:
 
 def test_numbers_and_names() -> None:
     x, y = tensors()
-    route = lay((x, y, 0.5), {"flag": True})
-    assert route((x, y, 7.5), {"flag": True})[2] == (7.5,)
+    shortcut = lay((x, y, 0.5), {"flag": True})
+    assert shortcut((x, y, 7.5), {"flag": True})[2] == (7.5,)
     for args, kwargs in (
         ((x, y, 7), {"flag": True}),  # an int where a float was
         ((x, y, True), {"flag": True}),
@@ -64,7 +64,7 @@ def test_numbers_and_names() -> None:
         ((x, y, 0.5, 0.5), {"flag": True}),
         ((x, 0.5, y), {"flag": True}),
     ):
-        assert route(args, kwargs) is MISSED
+        assert shortcut(args, kwargs) is MISSED
 
 
 @pytest.mark.parametrize(
@@ -86,33 +86,33 @@ def test_numbers_and_names() -> None:
 )
 def test_other_tensors_miss(change: Callable[[torch.Tensor], Any]) -> None:
     x, y = tensors()
-    route = lay((x, y))
-    assert route((x, y), {}) is not MISSED
-    assert route((change(x), y), {}) is MISSED
-    assert route((x, y, y), {}) is MISSED
-    assert route((x,), {}) is MISSED
+    shortcut = lay((x, y))
+    assert shortcut((x, y), {}) is not MISSED
+    assert shortcut((change(x), y), {}) is MISSED
+    assert shortcut((x, y, y), {}) is MISSED
+    assert shortcut((x,), {}) is MISSED
 
 
 def test_one_tensor_twice_is_another_call() -> None:
     x = torch.randn(8, 8)
-    route = lay((x, torch.randn(8, 8)))
-    assert route((x, x), {}) is MISSED
-    assert find_route((x, x), {}, None, [x], [], Circumstances(scaled, find_captures(scaled)), lambda *found: found) is None
+    shortcut = lay((x, torch.randn(8, 8)))
+    assert shortcut((x, x), {}) is MISSED
+    assert find_shortcut((x, x), {}, None, [x], [], Circumstances(scaled, find_captures(scaled)), lambda *found: found) is None
 
 
 def test_what_misaligned_calls_keep_is_their_alignment() -> None:
     store = torch.randn(64)
-    route = lay((store[1:33], store[34:]), function=torch.add)
-    assert route((torch.randn(40)[1:33], torch.randn(40)[2:32]), {}) is not MISSED
-    assert route((torch.randn(40)[1:33], torch.randn(40)[3:33]), {}) is MISSED
+    shortcut = lay((store[1:33], store[34:]), function=torch.add)
+    assert shortcut((torch.randn(40)[1:33], torch.randn(40)[2:32]), {}) is not MISSED
+    assert shortcut((torch.randn(40)[1:33], torch.randn(40)[3:33]), {}) is MISSED
 
 
 def test_what_is_written_lies_to_the_arguments_as_it_did() -> None:
     store, (x, y) = torch.zeros(4, 64), (torch.randn(64), torch.randn(64))
     circumstances = Circumstances(scaled, find_captures(scaled))
 
-    def lay_into(*args: torch.Tensor, out: torch.Tensor) -> Route | None:
-        return find_route(args, {}, out, args, [], circumstances, lambda *found: found)
+    def lay_into(*args: torch.Tensor, out: torch.Tensor) -> Shortcut | None:
+        return find_shortcut(args, {}, out, args, [], circumstances, lambda *found: found)
 
     apart, in_place = lay_into(x, y, out=store[0]), lay_into(x, store[1], out=store[1])
     assert apart is not None
@@ -134,12 +134,32 @@ def test_what_is_written_lies_to_the_arguments_as_it_did() -> None:
     assert lay_into(x, store.view(-1)[4:68], out=store[0]) is None
 
 
+def test_an_argument_that_is_written() -> None:
+    x, y, z = (torch.randn(64) for _ in range(3))
+    circumstances = Circumstances(scaled, find_captures(scaled))
+    shortcut = find_shortcut((x, y), {}, y, [x, y], [], circumstances, lambda *found: found)
+    assert shortcut is not None
+    others = torch.randn(64), torch.randn(64)
+    (a, b, out), addresses, _ = shortcut(others, {}, others[1])
+    assert (a is others[0], b is others[1], out is others[1]) == (True, True, True)
+    assert addresses == [a.data_ptr(), b.data_ptr(), b.data_ptr()]
+    for args, out in (((x, y), x), ((x, y), z), ((x, y), None), ((y, y), y), ((x, y), y.view(64))):
+        assert shortcut(args, {}, out) is MISSED
+
+
+@pytest.mark.parametrize(
+    ("defaults", "fixed"), [(None, True), ((1.0, "tanh", None, (1, 2)), True), (([],), False), (({},), False), (((1, []),), False)]
+)
+def test_defaults_that_change_in_place_are_told(defaults: Any, fixed: bool) -> None:
+    assert are_immutable(defaults) is fixed
+
+
 def test_circumstances(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = tensors()
-    route = lay((x, y))
+    shortcut = lay((x, y))
 
     def misses() -> bool:
-        return route((x, y), {}) is MISSED
+        return shortcut((x, y), {}) is MISSED
 
     assert not misses()
     with torch.no_grad():
@@ -172,19 +192,19 @@ def test_circumstances(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("values", [(torch.ones(3), [1, 2]), (torch.ones(3), torch.Size([3])), (torch.empty(0), 1.0)])
 def test_calls_without_a_route(values: tuple[Any, ...]) -> None:
     numbers = [value for value in values if isinstance(value, float)]
-    assert find_route(values, {}, None, [values[0]], numbers, Circumstances(scaled, find_captures(scaled)), print) is None
+    assert find_shortcut(values, {}, None, [values[0]], numbers, Circumstances(scaled, find_captures(scaled)), print) is None
 
 
 def test_a_resolved_argument_has_no_route() -> None:
     x = torch.randn(4, dtype=torch.complex64)
     resolved = x.conj().resolve_conj()
-    assert find_route((x.conj(),), {}, None, [resolved], [], Circumstances(scaled, find_captures(scaled)), print) is None
+    assert find_shortcut((x.conj(),), {}, None, [resolved], [], Circumstances(scaled, find_captures(scaled)), print) is None
 
 
 def test_another_torch_has_no_routes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch._C._dynamo.guards, "TensorGuards")
     x, y = tensors()
-    assert find_route((x, y), {}, None, [x, y], [], Circumstances(scaled, find_captures(scaled)), print) is None
+    assert find_shortcut((x, y), {}, None, [x, y], [], Circumstances(scaled, find_captures(scaled)), print) is None
 
 
 def test_a_key_reads_the_shapes_of_tensors_alone() -> None:
@@ -194,9 +214,12 @@ def test_a_key_reads_the_shapes_of_tensors_alone() -> None:
             raise AssertionError("a traced size was read")
 
     x, y = tensors()
-    assert route_key((x, 1.0), {"y": y}) == route_key((x.double(), 2), {"y": y})
-    assert route_key((x, Traced()), {}) == route_key((x, None), {})
-    assert route_key((x,), {}) != route_key((y.t()[:1],), {})
+    assert shortcut_key((x, 1.0), {"y": y}) == shortcut_key((x + 1, 2.0), {"y": y})
+    shortcut_key((x, Traced()), {})
+    for other in ((x.double(), 1.0), (x, 1), (x, None), (x.clone().requires_grad_(), 1.0)):
+        assert shortcut_key(other, {"y": y}) != shortcut_key((x, 1.0), {"y": y})
+    assert shortcut_key((x, "tanh"), {}) != shortcut_key((x, "none"), {})
+    assert shortcut_key((x,), {}) != shortcut_key((y.t()[:1],), {})
     with torch.no_grad():
-        other = route_key((x, 1.0), {"y": y})
-    assert other != route_key((x, 1.0), {"y": y})
+        other = shortcut_key((x, 1.0), {"y": y})
+    assert other != shortcut_key((x, 1.0), {"y": y})

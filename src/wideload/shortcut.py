@@ -17,22 +17,45 @@ from wideload.captures import Captures
 from wideload.outputs import extent_of
 from wideload.plan import ACCESS_BYTES
 
-__all__ = ["MISSED", "Circumstances", "Likeness", "Route", "find_likeness", "find_route", "route_key"]
+__all__ = [
+    "MISSED",
+    "STATIC_TYPES",
+    "Circumstances",
+    "Likeness",
+    "Shortcut",
+    "are_immutable",
+    "find_likeness",
+    "find_shortcut",
+    "shortcut_key",
+]
 
 MISSED = object()
-"""What a route returns that is not a call's."""
+"""What a shortcut returns that is not a call's."""
+
+STATIC_TYPES = (str, bytes, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout, type(Ellipsis))
+"""Of arguments that are part of the trace, as bools are."""
 
 _NUMBERS = (int, float, complex)
-_CONSTANTS = (bool, str, bytes, type(None), torch.dtype, torch.device, torch.memory_format)
-
-
+_CONSTANTS = (bool, *STATIC_TYPES)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-def route_key(args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor | None = None) -> Any:
-    """Where calls of these shapes keep their route."""
-    shapes = [value.shape if type(value) in _PLAIN else None for value in (*args, *kwargs.values(), out)]
-    return torch.is_grad_enabled(), out is None, tuple(kwargs), *shapes
+def shortcut_key(args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor | None = None) -> Any:
+    """Where calls of these shapes and dtypes keep their shortcuts."""
+    kinds = [
+        (value.shape, value.dtype, value.requires_grad)
+        if type(value) in _PLAIN
+        else (type(value), value)
+        if isinstance(value, _CONSTANTS)
+        else type(value)
+        for value in (*args, *kwargs.values(), out)
+    ]
+    return torch.is_grad_enabled(), tuple(kwargs), *kinds
+
+
+def are_immutable(defaults: Any) -> bool:
+    """Whether no default of a function, nor an item of one that is a tuple, can change without becoming another object."""
+    return all(are_immutable(value) if type(value) is tuple else isinstance(value, (*_NUMBERS, *_CONSTANTS)) for value in defaults or ())
 
 
 class Circumstances:
@@ -107,10 +130,10 @@ def find_likeness(tensors: Sequence[torch.Tensor]) -> Likeness | None:
         return None
 
 
-class Route:
+class Shortcut:
     """A call of one layout: which arguments are like it, and what it then does."""
 
-    __slots__ = ("_circumstances", "_given", "_index", "_is_tensors", "_likeness", "_places", "_run")
+    __slots__ = ("_circumstances", "_given", "_index", "_is_tensors", "_likeness", "_places", "_run", "_written")
 
     def __init__(
         self,
@@ -118,11 +141,16 @@ class Route:
         device: torch.device,
         likeness: Likeness,
         places: Sequence[_Place] | None,
+        written: int | None,
         circumstances: Circumstances,
         run: Callable[..., Any],
     ) -> None:
-        """``likeness`` is to the arguments and, where there are ``places``, to what is written: these say how it lies to each."""
+        """Where something is written, ``places`` say how it lies to each argument; ``written`` is which of them it is.
+
+        Where it is none of them, ``likeness`` is to all arguments and to it.
+        """
         self._given, self._likeness, self._places, self._circumstances, self._run = given, likeness, places, circumstances, run
+        self._written = written
         self._index = device.index
         self._is_tensors = not given.names and not given.numbers and not given.constants
 
@@ -132,9 +160,9 @@ class Route:
         if (out is None) is not (self._places is None):
             return MISSED
         if self._is_tensors:
-            tensors = args if out is None else (*args, out)
             if kwargs:
                 return MISSED
+            tensors = args
         else:
             given = self._given
             if tuple(kwargs) != given.names:
@@ -150,12 +178,17 @@ class Route:
                 if value is not constant and (type(value) is not type(constant) or value != constant):
                     return MISSED
             tensors = tuple([values[at] for at in given.tensors])
-            if out is not None:
-                tensors = (*tensors, out)
             scalars = tuple([values[at] for at, _ in given.numbers])
+        if out is not None and self._written is None:
+            tensors = (*tensors, out)
         addresses = self._likeness.addresses(tensors)
         if addresses is None or not self._circumstances.hold() or torch._C._cuda_getDevice() != self._index:
             return MISSED
+        if self._written is not None:
+            if tensors[self._written] is not out:
+                return MISSED
+            tensors = (*tensors, out)
+            addresses.append(addresses[self._written])
         if len(set(addresses)) != len(addresses) if self._places is None else not _lie_alike(self._places, addresses):
             return MISSED
         return self._run(tensors, addresses, scalars)
@@ -191,7 +224,7 @@ def _find_places(tensors: Sequence[torch.Tensor], out: torch.Tensor) -> tuple[_P
     return tuple(places)
 
 
-def find_route(
+def find_shortcut(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     out: torch.Tensor | None,
@@ -199,8 +232,8 @@ def find_route(
     scalars: Sequence[Any],
     circumstances: Circumstances,
     run: Callable[..., Any],
-) -> Route | None:
-    """The route of a call that was taken apart into ``tensors`` and ``scalars``; None where calls like it cannot be told so cheaply.
+) -> Shortcut | None:
+    """The shortcut of a call that was taken apart into ``tensors`` and ``scalars``; None where calls like it cannot be told so cheaply.
 
     ``run`` takes the tensors, ``out`` as the last of them, their addresses and the scalars, with the tensors' device the current one.
     """
@@ -220,5 +253,6 @@ def find_route(
     places = None if out is None else _find_places(tensors, out)
     if places is None and out is not None:
         return None
-    likeness = find_likeness(tensors if out is None else [*tensors, out])
-    return Route(given, tensors[0].device, likeness, places, circumstances, run) if likeness else None
+    written = None if out is None else next((at for at, tensor in enumerate(tensors) if tensor is out), None)
+    likeness = find_likeness(tensors if out is None or written is not None else [*tensors, out])
+    return Shortcut(given, tensors[0].device, likeness, places, written, circumstances, run) if likeness else None
