@@ -7,7 +7,7 @@ arguments were spelt.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -51,13 +51,15 @@ def is_looked_into(tensors: Sequence[torch.Tensor]) -> bool:
 class _Form:
     """What tensors of one layout need. ``launches`` is None where the reference computes.
 
-    ``saved`` are the inputs that gradients read, ``constant`` the outputs that have none. ``layouts`` are those of all nodes.
+    ``saved`` are the inputs that gradients read, ``constant`` the outputs that have none. ``layouts`` are those of all nodes, ``shapes``
+    those of the inputs.
     """
 
     op: DifferentiableOp
     device: torch.device
     devices: tuple[torch.device, ...]
     layouts: tuple[NodeLayout, ...]
+    shapes: tuple[tuple[int, ...], ...]
     outputs: tuple[Output, ...]
     launches: tuple[Launch, ...] | None
     is_recorded: bool
@@ -106,9 +108,8 @@ class _Form:
         scalars: tuple[Any, ...],
         seed: torch.Tensor | None,
         grads: Sequence[torch.Tensor | None],
-        shapes: Sequence[Sequence[int]],
     ) -> tuple[torch.Tensor | None, ...]:
-        """What ``back`` gives each input of these ``shapes``, where ``grads`` arrive at the outputs."""
+        """What ``back`` gives each input, where ``grads`` arrive at the outputs."""
         results: list[torch.Tensor | None] = [None] * len(self.devices)
         operands = [*[saved[at] for at in back.inputs], *[_resolved(grads[at]) for at in back.incoming]]
         outs = back.op(operands, scalars, self.device, seed) if back.op.expr.outputs else []
@@ -120,7 +121,7 @@ class _Form:
             results[of.operand] = total.to(device=self.devices[of.operand], dtype=dtype)
         for operand in back.zeros:
             dtype = self.op.expr.operands[operand].dtype
-            results[operand] = torch.zeros(shapes[operand], dtype=dtype, device=self.devices[operand])
+            results[operand] = torch.zeros(self.shapes[operand], dtype=dtype, device=self.devices[operand])
         return tuple(results)
 
 
@@ -208,7 +209,7 @@ class DifferentiableOp:
     ) -> list[torch.Tensor]:
         outs: Sequence[torch.Tensor] = ()
         if self.fresh:
-            outs = _Fused.apply(form, scalars, seed, *tensors) if form.is_recorded else form.run(tensors, scalars, seed)  # type: ignore[no-untyped-call]
+            outs = _record(_Call(form, scalars, seed), *tensors) if form.is_recorded else form.run(tensors, scalars, seed)
         if not self._views:
             return list(outs)
         views, fresh = iter(evaluate_expr(self.expr, self._views, tensors, (), numerics="eager", differentiable=True)), iter(outs)
@@ -245,7 +246,8 @@ class DifferentiableOp:
             launches = prepare_launches(self._plans(layouts, tensors, outputs, device), device.index)
         constant = () if self.is_derived else _where([not is_recorded for is_recorded in recorded])
         devices = tuple(tensor.device for tensor in tensors)
-        return _Form(self, device, devices, layouts, outputs, launches, any(wanted), wanted, saved, constant)
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+        return _Form(self, device, devices, layouts, shapes, outputs, launches, any(wanted), wanted, saved, constant)
 
     def find_read(self, operands: Sequence[NodeLayout], device_type: str, wanted: tuple[bool, ...]) -> tuple[int, ...] | None:
         """The inputs whose values the gradients of inputs ``wanted`` read. None where torch's own autograd has to record the expression."""
@@ -271,15 +273,14 @@ class DifferentiableOp:
         form = self._backward_forms.get(key)
         if form is None:
             layouts = _layouts(self.expr, tensors, device.type)
-            devices = tuple(tensor.device for tensor in tensors)
+            devices, shapes = tuple(tensor.device for tensor in tensors), tuple(tuple(tensor.shape) for tensor in tensors)
             read = tuple(range(len(tensors)))
-            form = _Form(self, device, devices, layouts, self._outputs(layouts), None, True, wanted, read, ())
+            form = _Form(self, device, devices, layouts, shapes, self._outputs(layouts), None, True, wanted, read, ())
             if len(self._backward_forms) >= _MAX_FORMS:
                 self._backward_forms.pop(next(iter(self._backward_forms)), None)
             self._backward_forms[key] = form
         back = form.backward(tuple(grad is not None for grad in grads), wanted)
-        shapes = [tensor.shape for tensor in tensors]
-        return form.gradients(back, tensors, scalars, seed if back.op.expr.has_draws else None, grads, shapes)
+        return form.gradients(back, tensors, scalars, seed if back.op.expr.has_draws else None, grads)
 
     def _find_saved(self, layouts: Sequence[NodeLayout], recorded: tuple[bool, ...], wanted: tuple[bool, ...]) -> tuple[int, ...]:
         """The inputs that gradients read, whichever of the results have one: other inputs may be read where another result has none."""
@@ -337,13 +338,23 @@ class DifferentiableOp:
         return gradient, DifferentiableOp(gradient.expr, "fused", fast_math=self._fast_math, strides=strides)
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What a call has besides tensors: one argument to torch's graph, which looks at each."""
+
+    form: _Form
+    scalars: tuple[Any, ...]
+    seed: torch.Tensor | None
+
+
 class _Fused(torch.autograd.Function):
     """One operation in torch's graph."""
 
     @staticmethod
-    def forward(ctx: Any, form: _Form, scalars: tuple[Any, ...], seed: torch.Tensor | None, *tensors: torch.Tensor) -> Any:
-        outs = form.run(tensors, scalars, seed)
-        ctx.form, ctx.scalars, ctx.shapes = form, scalars, [tensor.shape for tensor in tensors]
+    def forward(ctx: Any, call: _Call, *tensors: torch.Tensor) -> Any:
+        form, seed = call.form, call.seed
+        outs = form.run(tensors, call.scalars, seed)
+        ctx.form, ctx.scalars = form, call.scalars
         ctx.save_for_backward(*[tensors[at] for at in form.saved], *(() if seed is None else (seed,)))
         ctx.set_materialize_grads(False)
         if form.constant:
@@ -355,18 +366,17 @@ class _Fused(torch.autograd.Function):
         form: _Form = ctx.form
         present = tuple([grad is not None for grad in grads])
         if not any(present):
-            return (None,) * (_NUM_OTHERS + len(form.devices))
-        back = form.backward(present, ctx.needs_input_grad[_NUM_OTHERS:])
+            return (None,) * (1 + len(form.devices))
+        back = form.backward(present, ctx.needs_input_grad[1:])
         saved: tuple[torch.Tensor, ...] = (
             ctx.saved_tensors if back.inputs or back.op.expr.has_draws else ()
         )  # torch refuses them the second time
-        return (None,) * _NUM_OTHERS + form.gradients(
-            back, saved, ctx.scalars, saved[-1] if back.op.expr.has_draws else None, grads, ctx.shapes
-        )
+        seed = saved[-1] if back.op.expr.has_draws else None
+        return None, *form.gradients(back, saved, ctx.scalars, seed, grads)
 
 
-_NUM_OTHERS = 3
-"""Arguments of ``_Fused.apply`` before the tensors."""
+_record: Callable[..., Any] = super(torch.autograd.Function, _Fused).apply
+"""``_Fused.apply`` less what that does for ``torch.func``, which never comes here: a third of its cost to the host."""
 
 
 def _resolved(grad: torch.Tensor | None) -> torch.Tensor:
