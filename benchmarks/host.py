@@ -107,15 +107,19 @@ def main(arguments: list[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("host.py times launches: it needs a CUDA device.", file=sys.stderr)
         return 2
-    device = torch.device("cuda", torch.cuda.current_device())
+    return run(torch.device("cuda", torch.cuda.current_device()), given.json)
+
+
+def run(device: torch.device, to: Path | None = None, rounds: int = ROUNDS) -> int:
+    """Time the cases on ``device`` and print them."""
     rows = []
     for name, eager_name, most, mine, eager in cases(device):
-        rows.append(Row(name, eager_name, most, *time_calls([mine, eager])))
+        rows.append(Row(name, eager_name, most, *time_calls([mine, eager], rounds)))
         print(rows[-1].finding, flush=True)
-    if given.json:
+    if to:
         figures = [{**dataclasses.asdict(row), "ratio": row.ratio} for row in rows]
         about = dataclasses.asdict(read_environment(device))
-        given.json.write_text(json.dumps({"schema": SCHEMA, "environment": about, "rows": figures}, indent=1, default=str) + "\n")
+        to.write_text(json.dumps({"schema": SCHEMA, "environment": about, "rows": figures}, indent=1, default=str) + "\n", encoding="utf-8")
     return int(any(not row.finding.is_kept for row in rows))
 
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import dense
+import host
 import layouts
 import optimizers
 import ruler
@@ -620,3 +621,32 @@ def test_a_run_of_the_optimizers(
     monkeypatch.setattr(optimizers, "time_cold", exposed)
     optimizers.main(["--samples", "2", "--only", "float32"])
     assert "torch foreach not timed: torch foreach: the GPU was idle" in capsys.readouterr().out
+
+
+# ---- the host
+
+
+def test_a_call_is_held_to_an_eager_one() -> None:
+    row = host.Row("f", "x + y", 1.5, 3.0, 2.0)
+    assert row.ratio == 1.5
+    assert row.finding.is_kept
+    assert not dataclasses.replace(row, wideload_us=3.1).finding.is_kept
+    assert "3.0 us, x + y 2.0 us: 1.50" in str(row.finding)
+
+
+def test_the_host_s_calls_run_and_are_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(host, "WARM_UP", 1)
+    monkeypatch.setattr(host, "CALLS", 1)
+    status = host.run(CPU, tmp_path / "host.json", rounds=1)
+    found = json.loads((tmp_path / "host.json").read_text())
+    assert [row["name"] for row in found["rows"]] == [name for name, *_ in host.cases(CPU)]
+    assert all(row["wideload_us"] > 0 and row["ratio"] == row["wideload_us"] / row["eager_us"] for row in found["rows"])
+    assert status == int(any(row["ratio"] > row["most"] for row in found["rows"]))
+    assert len(capsys.readouterr().out.splitlines()) == len(found["rows"])
+
+
+def test_the_host_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert host.main([]) == 2
+    assert "needs a CUDA device" in capsys.readouterr().err
