@@ -7,7 +7,7 @@ arguments were spelt.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from wideload.execute import Launch, Output, new_output, phase_of, plan_call, pr
 from wideload.expr import Expr, Load, Numerics, is_view_of_operand
 from wideload.grad import Gradient, InputGradient, Term, connected_nodes, derive_gradient, missing_rules
 from wideload.layout import Strides, like_strides
+from wideload.manifest import Recipe
 from wideload.plan import KernelPlan
 from wideload.random import draw_seed
 from wideload.reference import evaluate_expr
@@ -50,7 +51,8 @@ def is_looked_into(tensors: Sequence[torch.Tensor]) -> bool:
 class _Form:
     """What tensors of one layout need. ``launches`` is None where the reference computes.
 
-    ``saved`` are the inputs that gradients read, ``constant`` the outputs that have none. ``layouts`` are those of all nodes.
+    ``saved`` are the inputs that gradients read, ``constant`` the outputs that have none. ``layouts`` are those of all nodes. ``recipe``
+    is the call whose build has the kernels of its gradients.
     """
 
     op: DifferentiableOp
@@ -63,6 +65,7 @@ class _Form:
     wanted: tuple[bool, ...]
     saved: tuple[int, ...]
     constant: tuple[int, ...]
+    recipe: Recipe | None
     backwards: dict[Any, _Backward] = field(default_factory=dict)
 
     def run(self, tensors: Sequence[torch.Tensor], scalars: tuple[Any, ...], seed: torch.Tensor | None) -> list[torch.Tensor]:
@@ -143,9 +146,15 @@ class DifferentiableOp:
         self._forms: dict[Any, _Form | Literal["contiguous", "reference"]] = {}
 
     def __call__(
-        self, tensors: Sequence[torch.Tensor], scalars: tuple[Any, ...], device: torch.device, seed: torch.Tensor | None = None
+        self,
+        tensors: Sequence[torch.Tensor],
+        scalars: tuple[Any, ...],
+        device: torch.device,
+        seed: torch.Tensor | None = None,
+        *,
+        recipe: Callable[[], Recipe | None] = lambda: None,
     ) -> list[torch.Tensor]:
-        """The results on ``device``, recorded by autograd where a tensor wants a gradient.
+        """The results on ``device``, recorded by autograd where a tensor wants a gradient; ``recipe`` makes the call that they are of.
 
         Raises ``LayoutError`` where the tensors' shapes do not fit the expression.
         """
@@ -164,14 +173,14 @@ class DifferentiableOp:
         form = self._forms.get(key)
         if form is None:
             wanted = tuple(enabled and tensor.requires_grad for tensor in tensors)
-            form = "reference" if missing_rules(self.expr, _where(wanted)) else self._find_form(tensors, device, wanted)
+            form = "reference" if missing_rules(self.expr, _where(wanted)) else self._find_form(tensors, device, wanted, recipe)
             if len(self._forms) >= _MAX_FORMS:
                 self._forms.pop(next(iter(self._forms)), None)
             self._forms[key] = form
         if form == "reference":
             return self._recorded(tensors, scalars, seed)
         if form == "contiguous":
-            return self([tensor.contiguous() for tensor in tensors], scalars, device, seed)
+            return self([tensor.contiguous() for tensor in tensors], scalars, device, seed, recipe=recipe)
         likeness = find_likeness(tensors) if form.launches else None
         if likeness:
             self._last = _Last(likeness, enabled, form)
@@ -194,18 +203,20 @@ class DifferentiableOp:
         return evaluate_expr(self.expr, self.expr.outputs, operands, scalars, numerics=self.numerics, differentiable=True)
 
     def _find_form(
-        self, tensors: Sequence[torch.Tensor], device: torch.device, wanted: tuple[bool, ...]
+        self, tensors: Sequence[torch.Tensor], device: torch.device, wanted: tuple[bool, ...], recipe: Callable[[], Recipe | None]
     ) -> _Form | Literal["contiguous", "reference"]:
         """Plan these layouts. What a derived operation cannot view in them, it views in copies of the tensors, or torch does."""
         try:
-            return self._form(tensors, device, wanted)
+            return self._form(tensors, device, wanted, recipe)
         except (DtypeError, LayoutError) as error:
             if not self.is_derived:
                 raise
             is_final = isinstance(error, DtypeError) or all(tensor.is_contiguous() for tensor in tensors)
             return "reference" if is_final else "contiguous"
 
-    def _form(self, tensors: Sequence[torch.Tensor], device: torch.device, wanted: tuple[bool, ...]) -> _Form | Literal["reference"]:
+    def _form(
+        self, tensors: Sequence[torch.Tensor], device: torch.device, wanted: tuple[bool, ...], recipe: Callable[[], Recipe | None]
+    ) -> _Form | Literal["reference"]:
         layouts = _layouts(self.expr, tensors, device.type)
         if any(wanted) and any(0 in layout.shape for layout in layouts):
             return "reference"  # no elements, no kernel; torch knows the shapes of such gradients
@@ -216,10 +227,11 @@ class DifferentiableOp:
             return "reference"
         outputs, launches = self._outputs(layouts), None
         if device.type == "cuda" and outputs:
-            launches = prepare_launches(self._plans(layouts, tensors, outputs, device), device.index)
+            launches = prepare_launches(self._plans(layouts, tensors, outputs, device), device.index, recipe)
         constant = () if self.is_derived else _where([not is_recorded for is_recorded in recorded])
         devices = tuple(tensor.device for tensor in tensors)
-        return _Form(self, device, devices, layouts, outputs, launches, any(wanted), wanted, saved, constant)
+        call = recipe() if any(wanted) and launches and not self.is_derived else None  # no build has second derivatives
+        return _Form(self, device, devices, layouts, outputs, launches, any(wanted), wanted, saved, constant, call)
 
     def _find_saved(self, layouts: Sequence[NodeLayout], recorded: tuple[bool, ...], wanted: tuple[bool, ...]) -> tuple[int, ...]:
         """The inputs that gradients read, whichever of the results have one: other inputs may be read where another result has none."""
@@ -303,7 +315,8 @@ class _Fused(torch.autograd.Function):
             ctx.saved_tensors if back.inputs or op.expr.has_draws else ()
         )  # torch refuses them the second time
         operands = [*[saved[at] for at in back.inputs], *[_resolved(grads[at]) for at in back.incoming]]
-        outs = op(operands, ctx.scalars, form.device, saved[-1] if op.expr.has_draws else None) if op.expr.outputs else []
+        seed = saved[-1] if op.expr.has_draws else None
+        outs = op(operands, ctx.scalars, form.device, seed, recipe=lambda: form.recipe) if op.expr.outputs else []
         for operand, output in back.direct:
             results[operand] = outs[output]
         for of in back.others:
