@@ -181,11 +181,8 @@ def _share_memory(values: Sequence[Any]) -> bool:
 def _find_place(f: FusedFunction) -> str | None:
     """How a command names ``f``: ``module:name``, or the bare name of an op; None where it stands in no module."""
     module = sys.modules.get(f.__module__, torch)  # torch's builtins name none
-    plain = getattr(module, f.__qualname__, None)
-    if plain is f or (plain is not None and plain is f.__wrapped__ and f.is_default):
-        name: str | None = f.__qualname__
-    else:
-        name = next((name for name, value in vars(module).items() if value is f), None)
+    same = (f, f.__wrapped__) if f.is_default else (f,)
+    name = next((name for name, value in vars(module).items() if any(value is one for one in same)), None)
     if name is None or module.__name__ == "wideload.ops":
         return name
     if module.__name__ == "__main__" or module.__name__.startswith("file_"):  # a file that was run, by Python or by a command

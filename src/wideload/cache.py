@@ -120,8 +120,7 @@ def _read_or_compile(key: _Key, recipe: Recipe | None) -> Cubin:
         if has_nvrtc():
             raise
         source, arch, name, fma = key
-        missing = describe_missing(source, arch=arch, name=name, fma=fma, recipe=recipe)
-        raise CompileError(f"{missing}\n{error}") from error
+        raise CompileError(describe_missing(source, arch=arch, name=name, fma=fma, recipe=recipe, reason=str(error))) from error
 
 
 def _compile(key: _Key) -> Cubin:

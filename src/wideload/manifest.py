@@ -177,24 +177,24 @@ def _read_cubin(folder: Path, kernel: ListedKernel, arch: str, name: str) -> Cub
     return Cubin(code=code, log="", **{figure: getattr(kernel, figure) for figure in _FIGURES})
 
 
-def describe_missing(source: str, *, arch: str, name: str, fma: bool, recipe: Recipe | None) -> str:
-    """Say which kernel no folder holds, for which architectures the folders do hold it, and what would add it."""
+def describe_missing(source: str, *, arch: str, name: str, fma: bool, recipe: Recipe | None, reason: str) -> str:
+    """Say which kernel no folder holds and why it is not compiled, for which architectures folders do hold it, and what would add it."""
     folders = built_folders()
-    of = f" of {recipe.function.rpartition(':')[2]}" if recipe else ""
-    what = f"kernel {name}{of} for {arch}"
+    what = f"kernel {name} of {recipe.function.rpartition(':')[2]} for {arch}" if recipe else f"kernel {name} for {arch}"
+    command = recipe.command(arch, folders[0] if folders else "FOLDER") if recipe else ""
     if not folders:
-        into, said = "FOLDER", f"No cubin of {what} was built before either: WIDELOAD_BUILT_DIR names no folder"
-    else:
-        into, others = str(folders[0]), []
-        for folder in folders:
-            kernels = read_manifest(folder).kernels
-            archs = sorted({kernel.arch for kernel in kernels.values()})
-            others += [(folder, other) for other in archs if kernel_key(source, arch=other, name=name, fma=fma) in kernels]
-        have = "; ".join(f"{folder} has it for {other}" for folder, other in others)
-        said = f"{', '.join(map(str, folders))} has no cubin of {what}" + (f" ({have})" if have else "")
-    if recipe is None:
-        return f"{said}, and no build adds it: it is of a foreach call, of a second derivative, or written by hand. Install NVRTC."
-    return f"{said}. Add it on a machine that has NVRTC: {recipe.command(arch, into)}"
+        way = f"\nOr build {what} where NVRTC is installed, and name the folder in WIDELOAD_BUILT_DIR: {command}"
+        return f"{reason}{way if recipe else ''}"
+    have = []
+    for folder in folders:
+        kernels = read_manifest(folder).kernels
+        archs = sorted({kernel.arch for kernel in kernels.values()})
+        held = [other for other in archs if kernel_key(source, arch=other, name=name, fma=fma) in kernels]
+        have += [f"{folder} has it for {', '.join(held)}"] if held else []
+    found = f" ({'; '.join(have)})" if have else ""
+    no_build = "no build adds it: it is of a foreach call, of a second derivative, or written by hand."
+    way = f"Add it on a machine that has NVRTC: {command}" if recipe else f"Install NVRTC: {no_build}"
+    return f"{', '.join(map(str, folders))} has no cubin of {what}{found}. {way}\n{reason}"
 
 
 # ---- writing
