@@ -311,7 +311,7 @@ class FusedFunction:
     @property
     def is_default(self) -> bool:
         """Whether ``wl.fuse`` of the plain function, with no options, gives the same kernels."""
-        return self._options == FuseOptions() and self._descriptor is None
+        return type(self) is FusedFunction and self._options == FuseOptions() and self._descriptor is None
 
     def _planned_outputs(
         self, call: _Call, traced: Traced, layouts: Sequence[NodeLayout], out: Any
