@@ -158,6 +158,8 @@ def _spell(value: Any) -> str:
             return dtype_name(value)
         case list():
             return f"[{', '.join(map(_spell, value))}]"
+        case dict():  # no operand, but not to be printed with the values of its tensors either
+            return f"{{{', '.join(f'{key!r}: {_spell(item)}' for key, item in value.items())}}}"
         case tuple():
             return f"({', '.join(map(_spell, value))}{',' * (len(value) == 1)})"
     return repr(value)

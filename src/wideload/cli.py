@@ -400,8 +400,8 @@ def build(
     wideload build my.py:gate 'bf16\\[n, 4096]' 'f32\\[4096]' --sizes n=1,8192 --target sm_90 -o kernels
     wideload build ema_ 'f32\\[n]' 'f32\\[n]' 0.999 --in-place target --sizes n=2^20 --target l4 -o kernels
 
-    Sizes are arguments of a kernel, so that one call stands for many; alignment, rank and some sizes choose another kernel. docs/build.md
-    says which. Exits with 1 where something cannot be compiled or written; the folder is then as it was.
+    Sizes are arguments of a kernel, so that one call stands for many: docs/build.md says for which, and what chooses another kernel.
+    Exits with 1 where something cannot be compiled or written; the folder is then as it was.
     """
     subject = find_function(function)
     if isinstance(subject, RawKernel):

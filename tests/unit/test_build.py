@@ -244,6 +244,7 @@ def test_gradients_are_built_where_they_are_wanted(compiler: list[str], monkeypa
     assert wl.ops.swiglu.plan_backward(x, y, target="h200").cubin
     y.requires_grad_()
     assert command.format("--grad up") in said(lambda: wl.ops.swiglu.plan_backward(x, y, target="h200").cubin)
+    assert spell_call(wl.ops.swiglu, (x.requires_grad_(), y), {}, backward=True).wanted == ()  # all that there are
 
 
 def test_what_is_no_signature_is_refused(tmp_path: Path) -> None:
@@ -335,6 +336,10 @@ def test_other_arguments_are_spelt_as_they_are(value: Any) -> None:
 @pytest.mark.parametrize("value", [float("nan"), torch.device("cpu"), {"a": 1}, torch.Size([2])])
 def test_what_has_no_spelling_is_no_command(value: Any) -> None:
     assert not spell_call(gated, (meta(4), value), {}).is_command
+
+
+def test_values_are_not_read_for_a_spelling() -> None:
+    assert spell_call(gated, ({"a": torch.ones(2)}, torch.ones(3)), {}).operands == ("{'a': f32[2]}", "f32[3]")
 
 
 def test_operands_have_memory_of_their_own() -> None:
