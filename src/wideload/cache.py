@@ -1,6 +1,7 @@
-"""Turns a kernel's source into its cubin, compiled at most once: by this process for all its threads, or by one before it.
+"""Turns a kernel's source into its cubin, compiled at most once: by this process for all its threads, by one before it, or by a build.
 
-Knows what was compiled and with what, never why. A process that finds a cubin on the disk does not load NVRTC.
+Knows what was compiled and with what, never why. A process that finds a cubin on the disk does not load NVRTC; where one was built,
+NVRTC need not be installed.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from wideload import store
-from wideload.nvrtc import Cubin, compile_cubin, compile_options, nvrtc_identity
+from wideload.errors import CompileError
+from wideload.manifest import Recipe, describe_missing, find_built
+from wideload.nvrtc import Cubin, compile_cubin, compile_options, has_nvrtc, nvrtc_identity
 
-__all__ = ["StoredCubin", "find_cubin", "find_cubins", "num_compilations", "read_stored"]
+__all__ = ["StoredCubin", "compile_cubins", "find_cubin", "find_cubins", "num_compilations", "read_stored"]
 
 _SCHEMA = 1
 """Of an entry on the disk: a cubin, a line feed, and one line of JSON. In another schema, entries of this one are not found."""
@@ -46,10 +49,11 @@ class StoredCubin:
     compiler: str
 
 
-def find_cubin(source: str, *, arch: str, name: str, fma: bool = False) -> Cubin:
-    """Return the cubin of kernel ``name``: from memory, from the disk (``log`` is then empty), or compiled.
+def find_cubin(source: str, *, arch: str, name: str, fma: bool = False, recipe: Recipe | None = None) -> Cubin:
+    """Return the cubin of kernel ``name``: from memory, from the folders of built ones, from the disk (``log`` is then empty), or compiled.
 
-    However many threads ask, one looks and compiles. Raises ``CompileError``.
+    However many threads ask, one looks and compiles. Raises ``CompileError``, which names what would build the kernel of ``recipe`` where
+    there is nothing to compile it with.
     """
     key = (source, arch, name, fma)
     cubin = _cubins.get(key)
@@ -57,18 +61,40 @@ def find_cubin(source: str, *, arch: str, name: str, fma: bool = False) -> Cubin
         with _locks.setdefault(key, threading.Lock()):
             cubin = _cubins.get(key)
             if cubin is None:
-                cubin = _cubins[key] = _read(key) or _compile(key)
+                cubin = _cubins[key] = find_built(source, arch=arch, name=name, fma=fma) or _read_or_compile(key, recipe)
     return cubin
 
 
-def find_cubins(kernels: Sequence[tuple[str, str, str]]) -> tuple[Cubin, ...]:
+def find_cubins(kernels: Sequence[tuple[str, str, str]], recipe: Callable[[], Recipe | None] = lambda: None) -> tuple[Cubin, ...]:
     """Return the cubin of each (source, arch, name), those to compile side by side: NVRTC releases the interpreter. As `find_cubin`."""
-    if len(kernels) == 1 or all((*key, False) in _cubins for key in kernels):
-        return tuple(find_cubin(source, arch=arch, name=name) for source, arch, name in kernels)
+    keys = [(*kernel, False) for kernel in kernels]
+    if all(key in _cubins for key in keys):
+        return tuple(_cubins[key] for key in keys)
+    call = recipe()
+    return _side_by_side(lambda key: find_cubin(key[0], arch=key[1], name=key[2], recipe=call), keys)
+
+
+def compile_cubins(kernels: Sequence[tuple[str, str, str]], advance: Callable[[], object] = lambda: None) -> tuple[Cubin, ...]:
+    """Return the cubin that the NVRTC installed here makes of each (source, arch, name), from the disk where it has been made before.
+
+    ``advance`` is called once a kernel. Raises ``CompileError``.
+    """
+
+    def compile_one(key: _Key) -> Cubin:
+        cubin = _read(key) or _compile(key)
+        advance()
+        return cubin
+
+    return _side_by_side(compile_one, [(*kernel, False) for kernel in kernels])
+
+
+def _side_by_side(make: Callable[[_Key], Cubin], keys: Sequence[_Key]) -> tuple[Cubin, ...]:
+    if len(keys) <= 1:
+        return tuple(map(make, keys))
     from concurrent.futures import ThreadPoolExecutor
 
-    with ThreadPoolExecutor(min(len(kernels), os.cpu_count() or 1, _MAX_THREADS)) as threads:
-        return tuple(threads.map(lambda key: find_cubin(key[0], arch=key[1], name=key[2]), kernels))
+    with ThreadPoolExecutor(min(len(keys), os.cpu_count() or 1, _MAX_THREADS)) as threads:
+        return tuple(threads.map(make, keys))
 
 
 def num_compilations() -> int:
@@ -85,6 +111,16 @@ def read_stored(entry: store.Entry) -> StoredCubin | None:
         return StoredCubin(**{field.name: header[field.name] for field in fields(StoredCubin)})
     except (OSError, ValueError, LookupError, TypeError):
         return None
+
+
+def _read_or_compile(key: _Key, recipe: Recipe | None) -> Cubin:
+    try:
+        return _read(key) or _compile(key)
+    except CompileError as error:
+        if has_nvrtc():
+            raise
+        source, arch, name, fma = key
+        raise CompileError(describe_missing(source, arch=arch, name=name, fma=fma, recipe=recipe, reason=str(error))) from error
 
 
 def _compile(key: _Key) -> Cubin:

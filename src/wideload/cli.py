@@ -34,6 +34,7 @@ from wideload import measure, store
 from wideload import report as reports
 from wideload.analyze import targets as compatibility
 from wideload.analyze.explain import Explanation
+from wideload.build import argument_names
 from wideload.cache import read_stored
 from wideload.errors import DeviceError, TraceError, WideloadError
 from wideload.fused import FusedFunction, fuse
@@ -364,6 +365,82 @@ def explain(
             raise
         found = explain_as(subject)
     typer.echo(found.to_json() if as_json else found.to_markdown() if as_markdown else str(found))
+
+
+@app.command(context_settings={"ignore_unknown_options": True})  # an operand may be -1
+def build(
+    function: _Function,
+    target: Annotated[
+        list[str], typer.Option(help="A GPU or an architecture to compile for: h200, sm_80; repeatable.", metavar="GPU", show_default=False)
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Made if it is not there, added to if it is.", metavar="FOLDER")],
+    operands: Annotated[
+        list[str] | None, typer.Argument(help="Tensors, their views, numbers, name=value, as for bench. An op has its own.")
+    ] = None,
+    size: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sizes", "--sweep", help="Sizes for a name in the operands, each of them built: n=1,64, n=2^0..2^20.", metavar="SIZES"
+        ),
+    ] = None,
+    in_place: Annotated[
+        str | None,
+        typer.Option(help="The parameter whose argument is out= as well; out=bf16\\[n] is an output of its own.", metavar="NAME"),
+    ] = None,
+    backward: Annotated[bool, typer.Option("--backward", help="Build the kernels of the gradients of all arguments too.")] = False,
+    grad: Annotated[
+        list[str] | None, typer.Option(help="Build the kernel of the gradients of these parameters only; repeatable.", metavar="NAME")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object instead of a table.")] = False,
+) -> None:
+    """Compile a function's kernels into a folder, for machines that have no NVRTC: they name it in WIDELOAD_BUILT_DIR.
+
+    \b
+    wideload build swiglu 'bf16\\[8192, 14336]' 'bf16\\[8192, 14336]' --target h200 --target a100 -o kernels
+    wideload build my.py:gate 'bf16\\[n, 4096]' 'f32\\[4096]' --sizes n=1,8192 --target sm_90 -o kernels
+    wideload build ema_ 'f32\\[n]' 'f32\\[n]' 0.999 --in-place target --sizes n=2^20 --target l4 -o kernels
+
+    Sizes are arguments of a kernel, so that one call stands for many: docs/build.md says for which, and what chooses another kernel.
+    Exits with 1 where something cannot be compiled or written; the folder is then as it was.
+    """
+    subject = find_function(function)
+    if isinstance(subject, RawKernel):
+        raise typer.BadParameter("a kernel written by hand is compiled where it is launched; name a function")
+    fused = subject if isinstance(subject, FusedFunction) else fuse(subject)
+    texts = operands or default_operands(subject)
+    usual = {} if operands or not texts else {"tokens": demos.FULL_TOKENS}
+    signatures = [_find_signature(fused, texts, {**usual, **sizes}, in_place, grad or ()) for sizes in sweep_sizes(size or [])]
+    with _progress() as progress:
+        task = progress.add_task("compiling", total=None)
+        built = fused.build(
+            signatures,
+            target,
+            output,
+            backward=backward or bool(grad),
+            advance=lambda done, total: progress.update(task, completed=done, total=total),
+        )
+    if as_json:
+        typer.echo(json.dumps(built.to_dict(), indent=1))
+        return
+    table = _table(built.rows[0], 2)
+    for row in built.rows[1:]:
+        table.add_row(*row)
+    _print(f"{output}: {len(built.kernels)} kernels, {built.nbytes / 1e3:.1f} kB", table)
+
+
+def _find_signature(
+    fused: FusedFunction, texts: Sequence[str], sizes: dict[str, int], in_place: str | None, grad: Sequence[str]
+) -> tuple[Any, ...] | dict[str, Any]:
+    args, named = make_arguments(texts, sizes=sizes, device="meta")
+    known = argument_names(fused, tuple(args), named)
+    for option, name in (("--in-place", in_place), *(("--grad", name) for name in grad)):
+        if name is not None and not isinstance(known.get(name), torch.Tensor):
+            raise typer.BadParameter(f"{option} {name} is no tensor among the operands; the parameters are {', '.join(known)}")
+    for name in grad:
+        known[name].requires_grad_()
+    if in_place is not None:
+        known["out"] = known[in_place]
+    return known if named or in_place is not None else tuple(args)
 
 
 @app.command()

@@ -20,6 +20,7 @@ from wideload.errors import TraceError
 from wideload.expr import Const, Expr, Number, Numerics, number_value
 from wideload.launch import LoadedKernel, can_overlap, device_arch
 from wideload.lower import ScalarParameter
+from wideload.manifest import Recipe
 from wideload.overlap import Extent, relation
 from wideload.plan import ACCESS_BYTES, KernelPlan, Operand, Target, plan_kernels
 from wideload.promotion import infer_dtype
@@ -143,10 +144,10 @@ def place_call(
     return pushed, operands, targets
 
 
-def prepare_launches(plans: Sequence[KernelPlan], device: int) -> tuple[Launch, ...]:
-    """Compile and load the kernels, side by side where there are several."""
+def prepare_launches(plans: Sequence[KernelPlan], device: int, recipe: Callable[[], Recipe | None] = lambda: None) -> tuple[Launch, ...]:
+    """Compile and load the kernels, side by side where there are several; ``recipe`` makes the call that they are for."""
     arch = device_arch(device)
-    cubins = find_cubins([(emit_kernel(plan.program, plan.variant), arch, plan.name) for plan in plans])
+    cubins = find_cubins([(emit_kernel(plan.program, plan.variant), arch, plan.name) for plan in plans], recipe)
     return tuple(
         Launch(LoadedKernel(cubin, plan.grid, plan.variant.threads, overlaps=number > 0 and can_overlap(device)), plan)
         for number, (cubin, plan) in enumerate(zip(cubins, plans, strict=True))
@@ -276,7 +277,10 @@ def is_safe_in_place(plans: Sequence[KernelPlan], tensors: Sequence[torch.Tensor
 
 
 def _extent(tensor: torch.Tensor, offset_bytes: int, layout: NodeLayout) -> Extent:
-    return Extent(tensor.data_ptr() + offset_bytes, tensor.element_size(), layout.shape, layout.strides)
+    address = tensor.data_ptr() + offset_bytes
+    if tensor.device.type == "meta":  # whose addresses all count from 0: each storage has an address space of its own
+        address += tensor.untyped_storage()._cdata << 64
+    return Extent(address, tensor.element_size(), layout.shape, layout.strides)
 
 
 def _address(tensor: torch.Tensor, offset_bytes: int) -> int:

@@ -10,8 +10,9 @@ import functools
 import inspect
 import operator
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
@@ -51,6 +52,8 @@ from wideload.trace import HostResult, NumberArg, TensorArg, TensorResult, Trace
 
 if TYPE_CHECKING:
     from wideload.analyze.explain import Explanation, GpuFigures
+    from wideload.build import Build
+    from wideload.manifest import Recipe
 
 __all__ = ["FusedFunction", "fuse"]
 
@@ -59,7 +62,10 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class _Call:
-    """One call's arguments, taken apart: ``spec`` has a ``TensorArg``, ``NumberArg`` or static value at each leaf."""
+    """One call's arguments, taken apart: ``spec`` has a ``TensorArg``, ``NumberArg`` or static value at each leaf.
+
+    ``arguments`` are as they were passed; ``given`` too, where calls like this one may take a shortcut.
+    """
 
     spec: tuple[Any, Any] = ((), {})
     tensors: list[torch.Tensor] = field(default_factory=list)
@@ -68,6 +74,7 @@ class _Call:
     entered: dict[int, tuple[int, TensorArg]] = field(default_factory=dict)
     key: list[Any] = field(default_factory=list)
     given: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     shapes: list[tuple[int, ...]] | None = None  # to be traced with, where those of the tensors are symbols
 
@@ -238,7 +245,7 @@ class FusedFunction:
         layouts = self._layouts(call, traced, "cuda")
         outputs, _, is_in_place = self._planned_outputs(call, traced, layouts, out)
         kernels = self._plan(call, traced, layouts, outputs, is_in_place)
-        return Plan(self.__name__, arch, traced.expr, kernels)
+        return Plan(self.__name__, arch, traced.expr, kernels, self._recipe(call, out))
 
     def plan_backward(self, *args: Any, target: str | None = None, **kwargs: Any) -> Plan:
         """As `plan`, of the kernels that give tensors their gradients: those that want one, or all of floats where none does.
@@ -257,7 +264,72 @@ class FusedFunction:
         if not any(wanted):
             wanted = tuple(tensor.is_floating_point() or tensor.is_complex() for tensor in call.tensors)
         expr, kernels = self._operation(traced).plan_gradient(call.tensors, wanted, call.device)
-        return Plan(f"{self.__name__}_backward", arch, expr, kernels)
+        return Plan(f"{self.__name__}_backward", arch, expr, kernels, self._recipe(call, backward=True))
+
+    def build(
+        self,
+        signatures: Iterable[tuple[Any, ...] | Mapping[str, Any]],
+        targets: Iterable[str] | str,
+        folder: str | Path,
+        *,
+        backward: bool = False,
+        advance: Callable[[int, int], object] = lambda done, total: None,
+    ) -> Build:
+        """Compile the kernels of these calls for these GPUs into ``folder``, which a machine without NVRTC names in ``WIDELOAD_BUILT_DIR``.
+
+        A signature is what `plan` takes, a tuple of arguments or a dict of them by name (``out=`` among them): real, CPU or ``meta``
+        tensors, numbers. It stands for all calls that take the same kernels: docs/build.md says which do. ``targets`` are GPUs or
+        architectures. ``backward`` builds the kernels of the gradients as well. ``advance`` is told how many kernels are done, of how many.
+
+        The folder is made, or added to, by any number of builders at once. Raises as `plan` does, and ``CompileError`` where NVRTC is
+        missing or the folder cannot be written; it is then as it was.
+        """
+        from wideload.build import build_plans  # here: a process that only runs functions builds none
+
+        plans: list[Plan] = []
+        archs = [find_target(name).arch for name in ([targets] if isinstance(targets, str) else targets)]
+        for signature in signatures:
+            if not isinstance(signature, tuple | Mapping):
+                raise TraceError(
+                    f"a signature of {self.__name__}.build is a {type(signature).__name__}; allowed: a tuple of arguments, or a dict of "
+                    "them by name. Give a list of these, also of one."
+                )
+            args, kwargs = (signature, {}) if isinstance(signature, tuple) else ((), {**signature})
+            for arch in archs:
+                plans += self._plan_build(arch, args, kwargs, backward)
+        return build_plans(plans, Path(folder).absolute(), advance)
+
+    def _plan_build(self, arch: str, args: tuple[Any, ...], kwargs: dict[str, Any], backward: bool) -> list[Plan]:
+        """Of all that a call may run, and its gradients."""
+        out, named = kwargs.get("out"), {name: value for name, value in kwargs.items() if name != "out"}
+        with torch.no_grad():  # arguments that want gradients may stand beside an out= where none is wanted
+            plans = [self.plan(*args, out=out, target=arch, **named)]
+            if out is not None:
+                call = self._bind(args, named)
+                plans += self._run(call, functools.partial(self._plan_elsewhere, call, arch, out))
+        return [*plans, self.plan_backward(*args, target=arch, **named)] if backward else plans
+
+    def _plan_elsewhere(self, call: _Call, arch: str, out: Any, key: Any, traced: Traced) -> list[Plan]:
+        """What fills other memory, to be copied to ``out``, where kernels cannot write in place."""
+        outs = self._match_out(traced, out)
+        layouts = self._layouts(call, traced, "cuda")
+        is_in_place = self._check_outputs(call, traced, layouts, outs)
+        outputs = [_output(node, tensor) for node, tensor in zip(traced.expr.outputs, outs, strict=True)]
+        if not is_in_place or is_safe_in_place(self._plan(call, traced, layouts, outputs, is_in_place), call.tensors, outs):
+            return []
+        fresh = [_output(node, torch.empty_like(tensor)) for node, tensor in zip(traced.expr.outputs, outs, strict=True)]
+        kernels = self._plan(call, traced, layouts, fresh, is_in_place=False)
+        return [Plan(self.__name__, arch, traced.expr, kernels, self._recipe(call, out))]
+
+    def _recipe(self, call: _Call, out: Any = None, *, backward: bool = False) -> Recipe:
+        from wideload.build import spell_call
+
+        return spell_call(self, *call.arguments, out, backward=backward)
+
+    @property
+    def is_default(self) -> bool:
+        """Whether ``wl.fuse`` of the plain function, with no options, gives the same kernels."""
+        return type(self) is FusedFunction and self._options == FuseOptions() and self._descriptor is None
 
     def _planned_outputs(
         self, call: _Call, traced: Traced, layouts: Sequence[NodeLayout], out: Any
@@ -375,7 +447,7 @@ class FusedFunction:
         return bound.args, bound.kwargs
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
-        call = _Call()
+        call = _Call(arguments=(args, kwargs))
         defaults = _defaults_of(self.__wrapped__)
         if len(defaults) != len(self._defaults) or any(map(operator.is_not, defaults, self._defaults)):
             self._signature, self._defaults = _signature_of(self.__wrapped__), defaults
@@ -574,7 +646,7 @@ class FusedFunction:
 
     def _call_differentiable(self, call: _Call, key: Any, traced: Traced) -> Any:
         op, collect = self._operation_of(key, traced), _collector(traced)
-        results = op(call.tensors, tuple(call.scalars), call.device)
+        results = op(call.tensors, tuple(call.scalars), call.device, recipe=functools.partial(self._recipe, call, backward=True))
         if collect is not None and call.device.type == "cuda":
             device = call.device
             self._keep_shortcut(call, lambda tensors, _, scalars: collect(op(tensors, scalars, device)))
@@ -629,7 +701,7 @@ class FusedFunction:
         fresh = [node for node in traced.expr.outputs if not is_view_of_operand(traced.expr, node)]
         outputs = tuple(new_output(traced.expr, layouts, node) for node in fresh)
         plans = self._plan(call, traced, layouts, list(outputs), is_in_place=False)
-        return _Prepared(outputs, prepare_launches(plans, call.device.index))
+        return _Prepared(outputs, prepare_launches(plans, call.device.index, functools.partial(self._recipe, call)))
 
     def _call_into(self, call: _Call, out: Any, key: Any, traced: Traced) -> Any:
         self._stage_into(call, out, key, traced)()
@@ -641,7 +713,7 @@ class FusedFunction:
         layouts = self._layouts(call, traced)
         is_in_place = self._check_outputs(call, traced, layouts, outs)
         if call.device.type == "cuda":
-            return self._stage_launch(call, key, traced, layouts, outs, is_in_place)
+            return self._stage_launch(call, key, traced, layouts, outs, is_in_place, out)
         if call.device.type == "meta":
             return lambda: None
         values = self._evaluate(call, traced, layouts)
@@ -650,7 +722,7 @@ class FusedFunction:
         return functools.partial(_copy_all, outs, values)
 
     def _stage_launch(
-        self, call: _Call, key: Any, traced: Traced, layouts: Sequence[NodeLayout], outs: list[torch.Tensor], is_in_place: bool
+        self, call: _Call, key: Any, traced: Traced, layouts: Sequence[NodeLayout], outs: list[torch.Tensor], is_in_place: bool, out: Any
     ) -> Callable[[], None]:
         out_key = tuple((t.dtype, tuple(t.shape), t.stride(), phase_of(t)) for t in outs)
         layout_key = (key, out_key, is_in_place, *((tuple(t.shape), t.stride(), phase_of(t)) for t in call.tensors))
@@ -658,10 +730,11 @@ class FusedFunction:
         if prepared is None:
             outputs = [_output(node, tensor) for node, tensor in zip(traced.expr.outputs, outs, strict=True)]
             plans = self._plan(call, traced, layouts, outputs, is_in_place)
-            prepared = _remember(self._prepared, layout_key, _Prepared((), prepare_launches(plans, call.device.index)))
+            recipe = functools.partial(self._recipe, call, out)
+            prepared = _remember(self._prepared, layout_key, _Prepared((), prepare_launches(plans, call.device.index, recipe)))
         if is_in_place and not is_safe_in_place([launch.plan for launch in prepared.launches], call.tensors, outs):
             fresh = [torch.empty_like(t) for t in outs]
-            compute = self._stage_launch(call, key, traced, layouts, fresh, is_in_place=False)
+            compute = self._stage_launch(call, key, traced, layouts, fresh, False, out)
 
             def compute_and_copy() -> None:
                 compute()

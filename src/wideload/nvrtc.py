@@ -14,7 +14,7 @@ from typing import Any
 
 from wideload.errors import CompileError
 
-__all__ = ["Cubin", "compile_cubin", "compile_options", "compile_ptx", "nvrtc_identity", "nvrtc_version"]
+__all__ = ["Cubin", "compile_cubin", "compile_options", "compile_ptx", "has_nvrtc", "nvrtc_identity", "nvrtc_version"]
 
 _INSTALL = "install wideload[cu13], or wideload[cu12] where the driver is for CUDA 12"
 _import_lock = threading.Lock()
@@ -87,6 +87,15 @@ def nvrtc_version() -> tuple[int, int]:
     """Return NVRTC's version, such as ``(13, 0)``. Raises ``CompileError`` where it is not installed."""
     _, major, minor = _load_nvrtc().nvrtcVersion()
     return major, minor
+
+
+def has_nvrtc() -> bool:
+    """Whether NVRTC can be loaded here."""
+    try:
+        _load_nvrtc()
+    except CompileError:
+        return False
+    return True
 
 
 @cache

@@ -6,7 +6,7 @@ A user's own function runs the same way; only `rope` does more, which given ``po
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,9 @@ from wideload.errors import DeviceError, DtypeError, LayoutError, RangeError
 from wideload.fused import FusedFunction, FuseOptions, fuse
 from wideload.torch_op import is_looked_into
 from wideload.trace import index
+
+if TYPE_CHECKING:
+    from wideload.planned import Plan
 
 __all__ = [
     "add",
@@ -260,6 +263,9 @@ class _InPlace(FusedFunction):
 
     def foreach(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
         return super().foreach(*args, out=self._target(args, kwargs) if out is None else out, **kwargs)
+
+    def plan(self, *args: Any, out: Any = None, target: str | None = None, **kwargs: Any) -> Plan:
+        return super().plan(*args, out=self._target(args, kwargs) if out is None else out, target=target, **kwargs)
 
     def _target(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return args[0] if args else kwargs.get(self._parameters()[0])

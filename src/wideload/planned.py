@@ -17,6 +17,7 @@ from wideload.emit.kernel import emit_kernel
 from wideload.errors import CompileError
 from wideload.execute import kernel_arguments
 from wideload.expr import Expr
+from wideload.manifest import Recipe
 from wideload.nvrtc import Cubin, compile_ptx
 from wideload.plan import KernelPlan
 from wideload.sass import Access, disassemble, main_path
@@ -34,6 +35,7 @@ class PlannedKernel:
 
     plan: KernelPlan
     arch: str
+    recipe: Recipe | None = None
 
     @property
     def name(self) -> str:
@@ -48,7 +50,7 @@ class PlannedKernel:
     @property
     def compiled(self) -> Cubin:
         """The cubin with ptxas' figures. Raises ``CompileError``."""
-        return find_cubin(self.source, arch=self.arch, name=self.name)
+        return find_cubin(self.source, arch=self.arch, name=self.name, recipe=self.recipe)
 
     def build(self) -> BuiltKernel:
         """The kernel as far as it can be compiled and disassembled here, for `wideload.analyze.explain`."""
@@ -110,9 +112,9 @@ def _start_of(tensor: torch.Tensor, position: int) -> int:
 class Plan:
     """What a call would run: usually one kernel; one for each shape among the results; none where there are no elements."""
 
-    def __init__(self, function: str, arch: str, expr: Expr, kernels: tuple[KernelPlan, ...]) -> None:
-        self.function, self.arch, self.expr = function, arch, expr
-        self.kernels = tuple(PlannedKernel(kernel, arch) for kernel in kernels)
+    def __init__(self, function: str, arch: str, expr: Expr, kernels: tuple[KernelPlan, ...], recipe: Recipe | None = None) -> None:
+        self.function, self.arch, self.expr, self.recipe = function, arch, expr, recipe
+        self.kernels = tuple(PlannedKernel(kernel, arch, recipe) for kernel in kernels)
 
     @functools.cached_property
     def source(self) -> str:

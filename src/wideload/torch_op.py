@@ -19,6 +19,7 @@ from wideload.execute import Launch, Output, new_output, phase_of, plan_call, pr
 from wideload.expr import Expr, Load, Numerics, is_view_of_operand
 from wideload.grad import Gradient, InputGradient, Term, connected_nodes, derive_gradient, missing_rules
 from wideload.layout import Strides, like_strides
+from wideload.manifest import Recipe
 from wideload.plan import KernelPlan
 from wideload.random import draw_seed
 from wideload.reference import evaluate_expr
@@ -52,7 +53,7 @@ class _Form:
     """What tensors of one layout need. ``launches`` is None where the reference computes.
 
     ``saved`` are the inputs that gradients read, ``constant`` the outputs that have none. ``layouts`` are those of all nodes, ``shapes``
-    those of the inputs.
+    those of the inputs. ``recipe`` is the call whose build has the kernels of its gradients.
     """
 
     op: DifferentiableOp
@@ -66,6 +67,7 @@ class _Form:
     wanted: tuple[bool, ...]
     saved: tuple[int, ...]
     constant: tuple[int, ...]
+    recipe: Recipe | None
     backwards: dict[Any, _Backward] = field(default_factory=dict)
 
     def run(self, tensors: Sequence[torch.Tensor], scalars: tuple[Any, ...], seed: torch.Tensor | None) -> list[torch.Tensor]:
@@ -112,7 +114,7 @@ class _Form:
         """What ``back`` gives each input, where ``grads`` arrive at the outputs."""
         results: list[torch.Tensor | None] = [None] * len(self.devices)
         operands = [*[saved[at] for at in back.inputs], *[_resolved(grads[at]) for at in back.incoming]]
-        outs = back.op(operands, scalars, self.device, seed) if back.op.expr.outputs else []
+        outs = back.op(operands, scalars, self.device, seed, recipe=lambda: self.recipe) if back.op.expr.outputs else []
         for operand, output in back.direct:
             results[operand] = outs[output]
         for of in back.others:
@@ -170,9 +172,15 @@ class DifferentiableOp:
         self._backward_forms: dict[Any, _Form] = {}
 
     def __call__(
-        self, tensors: Sequence[torch.Tensor], scalars: tuple[Any, ...], device: torch.device, seed: torch.Tensor | None = None
+        self,
+        tensors: Sequence[torch.Tensor],
+        scalars: tuple[Any, ...],
+        device: torch.device,
+        seed: torch.Tensor | None = None,
+        *,
+        recipe: Callable[[], Recipe | None] = lambda: None,
     ) -> list[torch.Tensor]:
-        """The results on ``device``, recorded by autograd where a tensor wants a gradient.
+        """The results on ``device``, recorded by autograd where a tensor wants a gradient; ``recipe`` makes the call that they are of.
 
         Raises ``LayoutError`` where the tensors' shapes do not fit the expression.
         """
@@ -191,14 +199,14 @@ class DifferentiableOp:
         form = self._forms.get(key)
         if form is None:
             wanted = tuple(enabled and tensor.requires_grad for tensor in tensors)
-            form = "reference" if missing_rules(self.expr, _where(wanted)) else self._find_form(tensors, device, wanted)
+            form = "reference" if missing_rules(self.expr, _where(wanted)) else self._find_form(tensors, device, wanted, recipe)
             if len(self._forms) >= _MAX_FORMS:
                 self._forms.pop(next(iter(self._forms)), None)
             self._forms[key] = form
         if form == "reference":
             return self._recorded(tensors, scalars, seed)
         if form == "contiguous":
-            return self([tensor.contiguous() for tensor in tensors], scalars, device, seed)
+            return self([tensor.contiguous() for tensor in tensors], scalars, device, seed, recipe=recipe)
         likeness = find_likeness(tensors) if form.launches else None
         if likeness:
             self._last = _Last(likeness, enabled, form)
@@ -221,18 +229,20 @@ class DifferentiableOp:
         return evaluate_expr(self.expr, self.expr.outputs, operands, scalars, numerics=self.numerics, differentiable=True)
 
     def _find_form(
-        self, tensors: Sequence[torch.Tensor], device: torch.device, wanted: tuple[bool, ...]
+        self, tensors: Sequence[torch.Tensor], device: torch.device, wanted: tuple[bool, ...], recipe: Callable[[], Recipe | None]
     ) -> _Form | Literal["contiguous", "reference"]:
         """Plan these layouts. What a derived operation cannot view in them, it views in copies of the tensors, or torch does."""
         try:
-            return self._form(tensors, device, wanted)
+            return self._form(tensors, device, wanted, recipe)
         except (DtypeError, LayoutError) as error:
             if not self.is_derived:
                 raise
             is_final = isinstance(error, DtypeError) or all(tensor.is_contiguous() for tensor in tensors)
             return "reference" if is_final else "contiguous"
 
-    def _form(self, tensors: Sequence[torch.Tensor], device: torch.device, wanted: tuple[bool, ...]) -> _Form | Literal["reference"]:
+    def _form(
+        self, tensors: Sequence[torch.Tensor], device: torch.device, wanted: tuple[bool, ...], recipe: Callable[[], Recipe | None]
+    ) -> _Form | Literal["reference"]:
         layouts = _layouts(self.expr, tensors, device.type)
         if any(wanted) and any(0 in layout.shape for layout in layouts):
             return "reference"  # no elements, no kernel; torch knows the shapes of such gradients
@@ -243,11 +253,12 @@ class DifferentiableOp:
             return "reference"
         outputs, launches = self._outputs(layouts), None
         if device.type == "cuda" and outputs:
-            launches = prepare_launches(self._plans(layouts, tensors, outputs, device), device.index)
+            launches = prepare_launches(self._plans(layouts, tensors, outputs, device), device.index, recipe)
         constant = () if self.is_derived else _where([not is_recorded for is_recorded in recorded])
         devices = tuple(tensor.device for tensor in tensors)
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
-        return _Form(self, device, devices, layouts, shapes, outputs, launches, any(wanted), wanted, saved, constant)
+        call = recipe() if any(wanted) and launches and not self.is_derived else None  # no build has second derivatives
+        return _Form(self, device, devices, layouts, shapes, outputs, launches, any(wanted), wanted, saved, constant, call)
 
     def find_read(self, operands: Sequence[NodeLayout], device_type: str, wanted: tuple[bool, ...]) -> tuple[int, ...] | None:
         """The inputs whose values the gradients of inputs ``wanted`` read. None where torch's own autograd has to record the expression."""
@@ -275,7 +286,7 @@ class DifferentiableOp:
             layouts = _layouts(self.expr, tensors, device.type)
             devices, shapes = tuple(tensor.device for tensor in tensors), tuple(tuple(tensor.shape) for tensor in tensors)
             read = tuple(range(len(tensors)))
-            form = _Form(self, device, devices, layouts, shapes, self._outputs(layouts), None, True, wanted, read, ())
+            form = _Form(self, device, devices, layouts, shapes, self._outputs(layouts), None, True, wanted, read, (), None)
             if len(self._backward_forms) >= _MAX_FORMS:
                 self._backward_forms.pop(next(iter(self._backward_forms)), None)
             self._backward_forms[key] = form

@@ -36,6 +36,7 @@ HELP = {
     ("bench",): ["--against", "--sweep", "'bf16[n]' 'bf16[n]' --sweep n=2^10..2^28", "[:, 1:-1]", "Exits with 1"],
     ("roofline",): ["--refresh", "--markdown", "Exits with 1 without a GPU"],
     ("report",): ["--output", "--pictures", "wideload report bench.json explain.json", "'wideload[plots]'", "Exits with 1"],
+    ("build",): ["wideload build swiglu 'bf16[8192, 14336]'", "--in-place", "out=bf16[n]", "WIDELOAD_BUILT_DIR", "Exits with 1"],
     ("compare",): ["wideload compare before.json after.json", "3 if something is UNCLEAR"],
 }
 
