@@ -626,10 +626,25 @@ def test_activations_with_other_constants_are_left_alone() -> None:
         assert patch.changes[2].why == "1 kernel instead of 3"
 
 
+class CountedMLP(MLP):
+    num_calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.num_calls += 1
+        return super().forward(x)
+
+
 def test_trying_a_module_leaves_it_alone() -> None:
-    model = nn.Sequential(CountedGELU())
-    with wl.patch(model):
-        assert vars(model[0]).get("num_calls") is None
+    model = nn.Sequential(CountedGELU(), CountedMLP(CountedGELU()), ScaledMLP(CountedGELU()))
+    before = snapshot(model)
+    wl.patch(model).undo()
+    assert snapshot(model) == before
+
+
+def test_trying_a_module_that_draws_leaves_the_random_state() -> None:
+    model, state = DroppedMLP(), torch.get_rng_state()
+    wl.patch(model).undo()
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 class OtherDropout(nn.Dropout):
@@ -662,6 +677,10 @@ def other_signature(q: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1)
     return ORIGINAL(q, q, cos, sin, unsqueeze_dim=unsqueeze_dim)[0]
 
 
+def renamed(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, ...]:
+    return ORIGINAL(query, key, cos, sin, unsqueeze_dim=unsqueeze_dim)
+
+
 def sections(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, mrope_section: Any, unsqueeze_dim: int = 1) -> tuple[Tensor, ...]:
     return ORIGINAL(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)
 
@@ -687,7 +706,7 @@ def patched_rotary(function: Callable[..., Any]) -> tuple[wl.Patch, Callable[...
     return patch, now
 
 
-@pytest.mark.parametrize("function", [interleaved, backwards, scaled, other_signature, sections])
+@pytest.mark.parametrize("function", [interleaved, backwards, scaled, other_signature, renamed, sections])
 def test_other_rotary_embeddings_are_left_alone(function: Callable[..., Any]) -> None:
     patch, now = patched_rotary(function)
     assert now is function
