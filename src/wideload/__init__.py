@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from wideload import ops, optim
+from wideload import nn, ops, optim
 from wideload.callables import explain
 from wideload.errors import (
     CompileError,
@@ -18,6 +18,7 @@ from wideload.errors import (
     WideloadError,
 )
 from wideload.fused import FusedFunction, fuse
+from wideload.patch import Patch, patch
 from wideload.raw_kernel import RawKernel, raw
 from wideload.trace import index, linear_index
 
@@ -39,6 +40,7 @@ __all__ = [
     "GradError",
     "LayoutError",
     "OverlapError",
+    "Patch",
     "RangeError",
     "RawKernel",
     "Roofline",
@@ -52,8 +54,10 @@ __all__ = [
     "fuse",
     "index",
     "linear_index",
+    "nn",
     "ops",
     "optim",
+    "patch",
     "random_tensor",
     "raw",
     "roofline",
