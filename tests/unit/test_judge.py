@@ -305,6 +305,41 @@ def test_addresses_are_walked(tmp_path: Path, body: str, case: Case, facts: dict
     assert walked(tmp_path, body, case) == Trial(case, dict(case.sizes)["n"], is_walked=True, **facts)
 
 
+STRIDED = INDEX + "for (; i < n; i += (long long)gridDim.x * blockDim.x) out[i] = x[i] + y[i];"
+
+
+@pytest.mark.parametrize(
+    ("body", "grid", "n", "bits", "missing"),
+    [
+        (STRIDED, "132", 1000, 0, 0),  # most blocks have nothing to do, and not all are walked
+        (STRIDED, "132", 10_007, 0, 0),
+        (STRIDED, "1", 10_007, 0, 0),  # forty turns, of which some are counted
+        (ONE_EACH, "(n+255)//256+1", 2**31 + 4097, 31, 0),  # the last block has none
+        (ONE_EACH, "(n+255)//256+7", 2**32 + 4097, 32, 0),
+        (ONE_EACH, "(n+255)//256", 2**32 + 4097, 32, 0),
+        (ONE_EACH, "n//256", 1000, 0, 1000 % 256),
+        (INDEX + "if (i < n - 3) out[i] = x[i] + y[i];", "(n+255)//256", 10_007, 0, 3),
+    ],
+)  # fmt: skip
+def test_results_are_missing_only_where_that_is_certain(tmp_path: Path, body: str, grid: str, n: int, bits: int, missing: int) -> None:
+    assert walked(tmp_path, body, Case((("n", n),), bits=bits), words=(f"--grid={grid}",)).num_unwritten == missing
+
+
+def test_what_lies_behind_an_index_that_wraps_is_missing(tmp_path: Path) -> None:
+    body = "unsigned i = blockIdx.x * blockDim.x + threadIdx.x; if (i < n) out[i] = x[i] + y[i];"
+    assert walked(tmp_path, body, Case((("n", 2**32 + 4097),), bits=32)).num_unwritten >= 4097
+
+
+def test_of_a_case_that_ran_right_no_walk_says_that_results_are_missing() -> None:
+    missing = trial(1000, num_unwritten=744, is_walked=True)
+    huge = trial(2**31 + 9, bits=31, num_unwritten=9, is_walked=True)
+    assert [finding.bug for finding in diagnose([missing])] == ["unwritten"]
+    assert diagnose([*RIGHT, missing]) == ()
+    assert [finding.bug for finding in diagnose([*RIGHT, huge])] == ["index_32"]
+    assert diagnose([*RIGHT, huge, trial(2**32 + 9, bits=32)]) == ()
+    assert [finding.bug for finding in diagnose([*RIGHT, replace(missing, reads=(("x", 2),))])] == ["outside"]  # a run cannot see that
+
+
 def test_what_does_not_fit_a_parameter_is_refused(tmp_path: Path) -> None:
     found = walked(tmp_path, ONE_EACH, Case((("n", 2**31 + 1),), bits=31), "int n")
     assert found.refused == "argument n (int) is 2147483649; allowed: -2147483648 to 2147483647"

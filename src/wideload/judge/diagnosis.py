@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from wideload.judge.sanitizer import Fault
@@ -96,6 +96,7 @@ def diagnose(trials: Sequence[Trial], faults: Sequence[Fault] = ()) -> tuple[Fin
     of the same bug are one finding, by the run.
     """
     found: list[Finding] = []
+    trials = _credible(trials)
     left = [trial for trial in trials if not trial.is_right]
     right = [trial for trial in trials if trial.is_right]
     for rule in _RULES:
@@ -104,6 +105,13 @@ def diagnose(trials: Sequence[Trial], faults: Sequence[Fault] = ()) -> tuple[Fin
             found.append(finding)
         left = [trial for trial in left if trial not in explained]
     return tuple(found)
+
+
+def _credible(trials: Sequence[Trial]) -> list[Trial]:
+    """Without results that a walk misses, and a right run of the same case, or of a larger huge one, has."""
+    right = [trial.case for trial in trials if trial.is_right and not trial.is_walked]
+    most = max((case.bits for case in right), default=0)
+    return [replace(t, num_unwritten=0) if t.is_walked and (t.case in right or 0 < t.case.bits <= most) else t for t in trials]
 
 
 _Rule = Callable[[Sequence[Trial], Sequence[Trial], Sequence[Fault]], tuple[Finding | None, Sequence[Trial]]]
