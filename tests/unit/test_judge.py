@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import re
 import sys
 from dataclasses import replace
@@ -25,7 +27,7 @@ from wideload.judge.diagnosis import Bug
 from wideload.judge.matching import match
 from wideload.judge.problems import read_solution
 from wideload.judge.sanitizer import Fault, parse_report
-from wideload.judge.trial import Case, Trial, alignment_cases, huge_case, needed_bytes, run_case, size_cases
+from wideload.judge.trial import SHAPES, SIZES, Case, Trial, alignment_cases, huge_case, needed_bytes, run_case, size_cases
 from wideload.judge.walked import walk_case
 from wideload.nvrtc import compile_ptx
 
@@ -77,6 +79,7 @@ RIGHT = [trial(n) for n in (0, 8, 32, 1000)]
         ([trial(9, written_inputs=("y",))], [], ["input_written"], "memory of y changed"),
         ([trial(1000, on_stream=True, num_wrong=1000)], [], ["wrong_stream"], "it does not wait for that stream"),
         ([trial(1000, on_stream=True, num_wrong=9), trial(9, num_wrong=9, first_wrong=0)], [], ["wrong"], "9 of 9"),
+        ([trial(9, is_result_read=True, num_wrong=9), trial(1000, on_stream=True, num_wrong=9)], [], ["result_read"], "with n = 9"),
         ([trial(9, special=True, num_wrong=2)], [], ["special_values"], "2 of 9"),
         ([trial(9, num_wrong=2, first_wrong=4), trial(9, special=True, num_wrong=3, first_wrong=0)], [], ["wrong"], "from element 4 on"),
         ([trial(9, error="no answer within 120 s")], [], ["hang"], "no answer"),
@@ -206,9 +209,6 @@ def both(first: Any, x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> Non
     first(x, y, out)
 
 
-UNWRITTEN_LAST = {"num_wrong": 1, "first_wrong": 8, "num_unwritten": 1, "first_unwritten": 8}
-
-
 @pytest.mark.parametrize(
     ("spoil", "facts"),
     [
@@ -219,7 +219,7 @@ UNWRITTEN_LAST = {"num_wrong": 1, "first_wrong": 8, "num_unwritten": 1, "first_u
         (lambda x, y, out: stray(x, 9), {"written_inputs": ("x",)}),
         (lambda x, y, out: y.neg_(), {"written_inputs": ("y",)}),
         (lambda x, y, out: out[7:].fill_(100.0), {"num_wrong": 2, "first_wrong": 7}),
-        (lambda x, y, out: out[8:].view(torch.int32).fill_(-1), UNWRITTEN_LAST),
+        (lambda x, y, out: out[8:].view(torch.int32).fill_(-1), {"num_wrong": 1, "first_wrong": 8}),
     ],
 )  # fmt: skip
 def test_what_a_launch_touches_is_seen(spoil: Any, facts: dict[str, Any], tmp_path: Path) -> None:
@@ -228,9 +228,39 @@ def test_what_a_launch_touches_is_seen(spoil: Any, facts: dict[str, Any], tmp_pa
     assert found.is_right is not bool(facts)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "value"), [("f32", math.nan), ("f32", 0.0), ("bf16", 1.5), ("bool", True), ("bool", False), ("i32", -1), ("u8", 255)]
+)
+def test_a_result_that_is_not_written_is_seen_whatever_is_due(tmp_path: Path, dtype: str, value: float) -> None:
+    path = tmp_path / "k.cu"
+    path.write_text('extern "C" __global__ void k(const void* x, void* out, long long n) {}')
+    matched = match(read_request(f"{path}:k", ["--against=torch:clone", f"{dtype}[n]"]))
+
+    def launch_with(end: int) -> Trial:
+        def run(kernel: Any, launch: Any) -> None:
+            x, out, _ = launch.arguments
+            out[:end] = x[:end]
+
+        def fill(like: Any, *_: Any) -> None:
+            like.tensor.fill_(value)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("wideload.judge.trial._fill", fill)
+            return run_case(matched, Case((("n", 9),)), torch.device("cpu"), run)
+
+    assert launch_with(9).is_right
+    missing = launch_with(8)
+    assert missing == Trial(missing.case, 9, num_wrong=1, first_wrong=8, num_unwritten=1, first_unwritten=8)
+
+
+def test_a_result_that_is_read_before_it_is_written_is_no_race(tmp_path: Path) -> None:
+    found = python_kernel(tmp_path, lambda x, y, out: out.add_(x).add_(y))
+    assert found == Trial(found.case, 9, num_wrong=9, first_wrong=0, is_result_read=True)
+
+
 def test_launches_that_differ_and_launches_that_raise_are_seen(tmp_path: Path) -> None:
-    values = iter((1e-7, 2e-7))
-    found = python_kernel(tmp_path, lambda x, y, out: torch.add(x, y, out=out).add_(next(values)))
+    values = itertools.count(1)
+    found = python_kernel(tmp_path, lambda x, y, out: torch.add(x, y, out=out).add_(1e-7 * next(values)))
     assert found.is_unstable
     assert not found.num_wrong
 
@@ -265,7 +295,13 @@ def test_cases() -> None:
     assert [case.sizes for case in size_cases(matched)][:4] == [
         (("tokens", rows), ("heads", cols)) for rows, cols in ((0, 8), (1, 1)) for _ in "ab"
     ]
-    assert [case.shifts for case in alignment_cases(matched)][:5] == [(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1), (1, 1, 1, 1)]
+    # By 2, 4 and 8 bytes, of bf16 and of f32.
+    assert [case.shifts for case in alignment_cases(matched)][:13] == [
+        *((1, 0, 0, 0), (2, 0, 0, 0), (4, 0, 0, 0), (0, 1, 0, 0), (0, 2, 0, 0), (0, 0, 1, 0), (0, 0, 2, 0)),
+        *((0, 0, 0, 1), (0, 0, 0, 2), (0, 0, 0, 4), (1, 1, 1, 1), (2, 2, 2, 2), (4, 2, 2, 4)),
+    ]
+    assert {n % 4 for n in SIZES if n > 4} == {0, 1, 2, 3}
+    assert {columns % 4 for _, columns in SHAPES if columns > 8} == {0, 1, 2, 3}
     for bits in (31, 32):
         sizes = dict(huge_case(matched, bits).sizes)
         assert 2**bits < sizes["tokens"] * sizes["heads"] * 64 < 2**bits * 1.001
@@ -563,7 +599,7 @@ def test_on_a_gpu_bugs_stop_the_clock(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [finding.bug for finding in found.findings] == ["special_values"]
     assert found.notes == ("more than 2^31 elements were not run: small sizes are wrong already",)
     assert any(case.is_on_stream for case in asked[0])
-    assert sum(any(case.shifts) for case in asked[0]) == 8  # three pointers and all of them, at two sizes
+    assert sum(any(case.shifts) for case in asked[0]) == 16  # three pointers and all of them, by 4 and by 8 bytes, at two sizes
     assert len(asked) == 1
     assert "launches checked" in str(found)
 
@@ -572,3 +608,11 @@ def test_a_function_s_operands_must_be_said() -> None:
     with pytest.raises(WideloadError, match="says not what it takes"):
         match(read_request("torch:add", ["--against=torch:add"]))
     assert issubclass(LayoutError, WideloadError)
+
+
+def test_a_pointer_to_vectors_is_moved_by_what_it_demands(tmp_path: Path) -> None:
+    path = tmp_path / "k.cu"
+    path.write_text('extern "C" __global__ void k(const float4* x, const float2* y, double* out, long long n) {}')
+    matched = match(read_request(f"{path}:k", ["--against=torch:add", "f32[n]", "f64[n]"]))
+    assert matched.kernel is not None
+    assert [case.shifts for case in alignment_cases(matched)][:4] == [(4, 0, 0), (0, 1, 0), (0, 0, 1), (4, 1, 1)]

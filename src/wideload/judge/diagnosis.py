@@ -16,8 +16,8 @@ from wideload.judge.trial import Trial
 __all__ = ["BUGS", "Bug", "Finding", "diagnose"]
 
 Bug = Literal[
-    "race", "index_32", "no_bounds_check", "outside", "tail", "misaligned", "input_written", "wrong_stream", "unwritten",
-    "special_values", "wrong", "refused", "hang", "error",
+    "race", "index_32", "no_bounds_check", "outside", "tail", "misaligned", "input_written", "wrong_stream", "result_read",
+    "unwritten", "special_values", "wrong", "refused", "hang", "error",
 ]  # fmt: skip
 """docs/judge.md says what each means."""
 
@@ -31,6 +31,7 @@ BUGS: dict[Bug, str] = {
     "as a pointer to the vector (float4*), so that what is misaligned is refused.",
     "input_written": "Write through the output's pointer alone; read inputs through const __restrict__ pointers.",
     "wrong_stream": "Launch on the current stream: torch.cuda.current_stream(), at::cuda::getCurrentCUDAStream(); never stream 0.",
+    "result_read": "Write results, out[i] = v: what their memory held before the launch is no zero to add to (+=, atomicAdd).",
     "unwritten": "Write every element: see --items and --grid, and that the loop goes on until n.",
     "special_values": "Keep NaN a NaN, an infinity one, and the sign of zero: fmax drops NaN, inf - inf and 0 * inf make one, "
     "exp overflows from 88.7 on.",
@@ -80,6 +81,7 @@ _TITLES: dict[Bug, str] = {
     "misaligned": "misaligned vector access",
     "input_written": "input written",
     "wrong_stream": "wrong stream",
+    "result_read": "result read",
     "unwritten": "results not written",
     "special_values": "special values",
     "wrong": "wrong results",
@@ -262,7 +264,8 @@ def _alignment(left: Sequence[Trial], right: Sequence[Trial], faults: Sequence[F
     if not explained:
         return Finding("misaligned", f"compute-sanitizer: {reported[0]}"), ()
     t = _first(explained)
-    where = " and pointers one element behind a multiple of 16 bytes" if any(t.case.shifts) else ""
+    off = " and ".join(f"{shift} elements" if shift > 1 else "one element" for shift in sorted({*t.case.shifts} - {0}))
+    where = f" and pointers {off} behind a multiple of 16 bytes" if off else ""
     walked = list(dict.fromkeys(name for t in explained for name in t.misaligned))
     by_ptx = (
         f"{' and '.join(walked)} {'are' if len(walked) > 1 else 'is'} accessed where its width is no divisor of the address, by its PTX"
@@ -291,6 +294,16 @@ def _stream(left: Sequence[Trial], right: Sequence[Trial], faults: Sequence[Faul
         "it does not wait for that stream"
     )
     return Finding("wrong_stream", text), explained
+
+
+def _result_read(left: Sequence[Trial], right: Sequence[Trial], faults: Sequence[Fault]) -> tuple[Finding | None, Sequence[Trial]]:
+    explained = [t for t in left if t.is_result_read]
+    if not explained:
+        return _NOTHING
+    t = _first(explained)
+    launched_once = [t for t in left if t.case.is_on_stream]
+    text = f"with {t.case}, results hang on what their memory held before the launch"
+    return Finding("result_read", text), [*explained, *launched_once]
 
 
 def _rest(bug: Bug, wants: Callable[[Trial], bool], say: Callable[[Trial], str]) -> _Rule:
@@ -322,6 +335,7 @@ _RULES: tuple[_Rule, ...] = (
     _tail,
     _inputs,
     _stream,
+    _result_read,
     _rest(
         "unwritten",
         lambda t: bool(t.num_unwritten),
