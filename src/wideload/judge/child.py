@@ -21,7 +21,7 @@ from wideload.decode import decode
 from wideload.errors import WideloadError
 from wideload.judge.matching import match
 from wideload.judge.request import Request
-from wideload.judge.trial import GUARD_BYTES, Case, Trial, launch_and_wait, needed_bytes, run_case
+from wideload.judge.trial import GUARD_BYTES, NO_ANSWER, Case, Trial, launch_and_wait, needed_bytes, run_case
 
 __all__ = ["COMMAND", "child_environment", "job_text", "run_in_children"]
 
@@ -96,7 +96,7 @@ def _run_child(
         try:
             line = lines.get(timeout=timeout_s)
         except queue.Empty:
-            fault = f"no answer within {timeout_s:.0f} s"
+            fault = f"{NO_ANSWER} {timeout_s:.0f} s"
             break
         if line is None:
             status = process.wait()

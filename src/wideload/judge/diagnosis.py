@@ -23,7 +23,8 @@ Bug = Literal[
 
 BUGS: dict[Bug, str] = {
     "race": "Put __syncthreads() between writing shared memory and reading what other threads wrote, and before it is written again.",
-    "index_32": "Make the index 64 bits wide before it is multiplied: (long long)blockIdx.x * blockDim.x + threadIdx.x, and n a long long.",
+    "index_32": "Make the index 64 bits wide before it is multiplied: (long long)blockIdx.x * blockDim.x + threadIdx.x, and n a long long. "
+    "If so many are not asked for, say how many are: --most 2^31-1.",
     "no_bounds_check": "Guard the index: if (i < n). The last block has more threads than there are elements left.",
     "outside": "See which index is computed beside its tensor; --sanitize on a GPU names the line.",
     "tail": "Let what is left behind the last whole vector be done too, by single elements.",
@@ -42,10 +43,10 @@ BUGS: dict[Bug, str] = {
 }  # fmt: skip
 """What to do about each."""
 
-_HUGE_BITS_SHOWN = {31: "2^31", 32: "2^32"}
+_LEAST_WRAP = 1 << 27
+"""Elements by which an index that wraps is off, at least: 2^31 bytes of 16 bytes each."""
 _OUTSIDE = re.compile(r"illegal (memory access|address)|use-after-poison|heap-buffer-overflow|SEGV|must not change", re.IGNORECASE)
 _MISALIGNED = re.compile(r"misaligned", re.IGNORECASE)
-_HANG = re.compile(r"no answer within", re.IGNORECASE)
 _DOES_NOT_FIT = re.compile(r"argument \w+ \([\w ]+\) is \d+; allowed: ")
 _TAIL_WIDTHS = tuple(1 << power for power in range(1, 14))
 """Elements that a thread, or a block, may take at a time: a vector's two up to 1024 threads of eight."""
@@ -157,8 +158,8 @@ def _race(left: Sequence[Trial], right: Sequence[Trial], faults: Sequence[Fault]
 
 
 def _index(left: Sequence[Trial], right: Sequence[Trial], faults: Sequence[Fault]) -> tuple[Finding | None, Sequence[Trial]]:
-    """What is wrong only where there are more than 2**31 elements."""
-    huge = [t for t in left if t.case.bits]
+    """What is wrong only in huge cases, unless no more than an access that is a little beside its tensor."""
+    huge = [t for t in left if t.case.bits and not _is_little_beside(t)]
     if not huge:
         return _NOTHING
     too_narrow = [t for t in huge if _DOES_NOT_FIT.search(t.refused)]
@@ -166,7 +167,7 @@ def _index(left: Sequence[Trial], right: Sequence[Trial], faults: Sequence[Fault
     if not too_narrow and any(not t.refused for t in small):
         return None, huge  # the same as at small sizes
     t = _first(too_narrow or huge)
-    where = f"with {t.case}, more than {_HUGE_BITS_SHOWN[t.case.bits]} elements,"
+    where = f"with {t.case}, more than 2^{t.case.bits} elements,"
     if too_narrow:
         return Finding("index_32", f"{where} {_lower(t.refused)}"), huge
     if t.refused:
@@ -185,6 +186,12 @@ def _index(left: Sequence[Trial], right: Sequence[Trial], faults: Sequence[Fault
 
 def _lower(text: str) -> str:
     return text[:1].lower() + text[1:]
+
+
+def _is_little_beside(t: Trial) -> bool:
+    """Whether all that is wrong is an access beside a tensor, by less than an index that wraps is off."""
+    beside = max(t.before, t.behind, *(count for _, count in t.reads), 0)
+    return 0 < beside < _LEAST_WRAP and replace(t, before=0, behind=0, reads=()).is_right
 
 
 def _beside(t: Trial) -> str:
@@ -327,7 +334,7 @@ def _special(left: Sequence[Trial], right: Sequence[Trial], faults: Sequence[Fau
 
 
 _RULES: tuple[_Rule, ...] = (
-    _rest("hang", lambda t: bool(_HANG.search(t.error)), lambda t: t.error),
+    _rest("hang", lambda t: t.has_hung, lambda t: t.error),
     _race,
     _index,
     _alignment,
@@ -348,7 +355,10 @@ _RULES: tuple[_Rule, ...] = (
     _rest(
         "wrong",
         lambda t: bool(t.num_wrong),
-        lambda t: f"{t.num_wrong:,} of {t.num_elements:,} results differ, from element {t.first_wrong:,} on",
+        lambda t: (
+            f"{t.num_wrong:,} of {t.num_elements:,} results differ, from element {t.first_wrong:,} on"
+            + (f"; they are due where the function has them, with strides {t.strides}, not row by row" if t.strides else "")
+        ),
     ),
     _rest("refused", lambda t: bool(t.refused), lambda t: _lower(t.refused)),
     _rest("error", lambda t: bool(t.error), lambda t: f"the device reported {t.error!r}"),

@@ -19,7 +19,18 @@ from wideload.measure import random_tensor
 from wideload.measure.outcome import Tolerance, default_tolerance, tensors_of
 from wideload.raw_kernel import RawKernel
 
-__all__ = ["GUARD_BYTES", "Case", "Run", "Trial", "alignment_cases", "huge_case", "launch_and_wait", "run_case", "size_cases"]
+__all__ = [
+    "GUARD_BYTES",
+    "Case",
+    "Run",
+    "Trial",
+    "alignment_cases",
+    "huge_case",
+    "largest_cases",
+    "launch_and_wait",
+    "run_case",
+    "size_cases",
+]
 
 Run = Callable[[RawKernel, Launch], None]
 """Runs one launch on the device of its tensors, and returns when it has ended; raises what the device reports."""
@@ -30,6 +41,8 @@ _UNWRITTEN = (0xFF, 0x00)
 """Bytes where a result is due, of the first launch and of the second: a NaN, True or -1, then zero. No due value is both."""
 _BESIDE_RESULT, _BESIDE_INPUT = 0xA5, 0x5A
 """Bytes elsewhere: no NaN, which some additions would hand on as it is."""
+NO_ANSWER = "no answer within"
+"""So begins the error of a launch that did not end."""
 _PERIOD = 1_000_003
 """Of the random values of large tensors: prime, so that no index that is off by a power of two finds the value it wants."""
 _CHUNK = 1 << 24
@@ -46,14 +59,19 @@ SHIFTED_SHAPES = ((8, 1000), (7, 1001))
 _VECTOR_BYTES = 16
 """The widest access, and so the least alignment that any kernel asks for: shifts are less, if the type of the pointer allows it."""
 _BEYOND = {31: 2**31, 32: 2**32}
+_BEYOND_ELEMENTS = 4097
+_HUGE_COLUMNS = (1031, 131_101)
+"""Primes: many rows, and fewer than the 65,535 blocks that a grid's y takes, with 2**32 elements."""
+_LEAST_HUGE_BITS = 27
+"""From more than 2**27 elements on, an index in bytes may wrap, and memory is short."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """One launch. ``shifts`` are elements by which pointers, inputs then results, start behind a multiple of `GUARD_BYTES`.
 
-    ``bits`` is 31 or 32 where there are more than 2**bits elements. ``is_on_stream``: on a stream of its own, behind work that makes
-    the inputs.
+    ``bits`` are other than 0 in a huge case, of more than 2**bits elements. ``is_on_stream``: on a stream of its own, behind work that
+    makes the inputs.
     """
 
     sizes: tuple[tuple[str, int], ...]
@@ -72,7 +90,8 @@ class Trial:
 
     ``is_walked``: nothing ran, the PTX was executed for some blocks, and no value is known. ``before`` and ``behind`` are how far a result
     was written beside; ``reads`` name inputs that are read beside, and how far. ``is_unstable``: two launches gave different bits;
-    ``is_result_read``: they do only if the results' memory held different ones. ``refused`` is why a launch was not even tried.
+    ``is_result_read``: they do only if the results' memory held different ones. ``strides`` are the first result's, where it does not
+    lie row by row. ``is_cut``: a walk that was stopped, and knows nothing of what follows. ``refused`` is why a launch was not even tried.
     """
 
     case: Case
@@ -90,13 +109,20 @@ class Trial:
     is_unstable: bool = False
     is_result_read: bool = False
     raced_bytes: int = 0
+    strides: tuple[int, ...] = ()
+    is_cut: bool = False
     error: str = ""
     refused: str = ""
 
     @property
+    def has_hung(self) -> bool:
+        """Whether it did not end."""
+        return self.error.startswith(NO_ANSWER)
+
+    @property
     def is_right(self) -> bool:
         """Whether nothing is wrong with it."""
-        plain = replace(self, case=Case(()), num_elements=0, is_walked=False)
+        plain = replace(self, case=Case(()), num_elements=0, is_walked=False, strides=(), is_cut=False)
         return plain == Trial(Case(()))
 
 
@@ -107,8 +133,15 @@ def _named(match: Match, sizes: Sequence[int]) -> tuple[tuple[str, int], ...]:
     return tuple(zip(match.names, sizes, strict=True))
 
 
+def _num_elements(match: Match, sizes: Mapping[str, int]) -> int:
+    return match.shapes(match.make(sizes))[0].numel()
+
+
 def _shapes(match: Match, sizes: Sequence[int], shapes: Sequence[tuple[int, int]]) -> list[tuple[tuple[str, int], ...]]:
-    return [_named(match, (size,)) for size in sizes] if len(match.names) == 1 else [_named(match, shape) for shape in shapes]
+    """Those of the sizes, or of the shapes, that the subject is for."""
+    named = [_named(match, (size,)) for size in sizes] if len(match.names) == 1 else [_named(match, shape) for shape in shapes]
+    most = match.request.most
+    return [sizes for sizes in named if most is None or _num_elements(match, dict(sizes)) <= most]
 
 
 def size_cases(match: Match) -> tuple[Case, ...]:
@@ -122,7 +155,7 @@ def alignment_cases(match: Match) -> tuple[Case, ...]:
         return ()
     pointers = [p for p in match.kernel.parameters if p.is_pointer]
     ordered = [p for p in pointers if p.is_const] + [p for p in pointers if not p.is_const]
-    laid_out = match.make(dict(_shapes(match, SHIFTED_SIZES, SHIFTED_SHAPES)[0]))
+    laid_out = match.make(dict.fromkeys(match.names, 1))
     sizes = [x.element_size() for x in (*laid_out.inputs, *match.shapes(laid_out))]
     steps = [_steps(max(1, p.alignment // size), size) for p, size in zip(ordered, sizes, strict=True)]
     shifts = [tuple(step if index == which else 0 for index in range(len(steps))) for which, own in enumerate(steps) for step in own]
@@ -137,13 +170,30 @@ def _steps(least: int, itemsize: int) -> tuple[int, ...]:
 
 
 def huge_case(match: Match, bits: int) -> Case:
-    """More than 2**bits elements, and no multiple of anything."""
+    """More than 2**bits elements, and no multiple of anything; of a matrix, with as many columns as its grid needs to be launched."""
+    least = _BEYOND[bits]
     if len(match.names) == 1:
-        per_unit = max(1, match.shapes(match.make({match.names[0]: 1}))[0].numel())
-        return Case(_named(match, (_BEYOND[bits] // per_unit + 4097,)), bits=bits)
-    columns = 1031
-    per_row = max(1, match.shapes(match.make(dict(zip(match.names, (1, columns), strict=True))))[0].numel())
-    return Case(_named(match, (_BEYOND[bits] // per_row + 3 | 1, columns)), bits=bits)
+        return Case(_named(match, (least // _elements_per(match) + _BEYOND_ELEMENTS,)), bits=bits)
+    shapes = [(least // _elements_per(match, columns) + 3 | 1, columns) for columns in _HUGE_COLUMNS]
+    cases = [Case(_named(match, shape), bits=bits) for shape in shapes]
+    return next((case for case in cases if not match.refusal(dict(case.sizes))), cases[0])
+
+
+def _elements_per(match: Match, *columns: int) -> int:
+    """Of the first result, for each unit of the first size."""
+    return max(1, _num_elements(match, dict(zip(match.names, (1, *columns), strict=True))))
+
+
+def largest_cases(match: Match) -> tuple[Case, ...]:
+    """The most that the subject is for: more than 2**31 and more than 2**32 elements, or what was said, in whole rows."""
+    most = match.request.most
+    huge = tuple(huge_case(match, bits) for bits in _BEYOND)
+    if most is None:
+        return huge
+    columns = () if len(match.names) == 1 else (min(most, _HUGE_COLUMNS[0]),)
+    bits = (most - 1).bit_length() - 1
+    largest = Case(_named(match, (most // _elements_per(match, *columns), *columns)), bits=bits if bits >= _LEAST_HUGE_BITS else 0)
+    return (*(case for case in huge if _num_elements(match, dict(case.sizes)) <= most), largest)
 
 
 def needed_bytes(match: Match, case: Case) -> int:
@@ -298,7 +348,7 @@ def run_case(match: Match, case: Case, device: torch.device, run: Run, guard_byt
     operands = laid_out.replace([place.tensor for place in inputs])
     want = match.compute(operands)
     results = [_place(torch.empty_like(x, device="meta"), next(shifts), _BESIDE_RESULT, device, guard_bytes) for x in want]
-    trial = Trial(case, num_elements=want[0].numel())
+    trial = Trial(case, num_elements=want[0].numel(), strides=() if want[0].is_contiguous() else want[0].stride())
     snapshots = [] if case.bits else [place.store.clone() for place in inputs]
     is_repeated = not (case.bits or case.is_on_stream)
 

@@ -31,6 +31,8 @@ def walk_case(match: Match, ptx: str, case: Case) -> Trial:
     results = match.shapes(laid_out)
     launch = match.launch(sizes, laid_out, results)
     num_elements = results[0].numel()
+    if refused := match.refusal(sizes):
+        return Trial(case, num_elements, is_walked=True, refused=refused)
     shifts = dict(zip(map(id, (*laid_out.inputs, *results)), case.shifts, strict=False))
     operands: list[Operand | None] = []
     numbers: list[int | float | None] = []
@@ -86,6 +88,7 @@ def _trial(case: Case, num_elements: int, walk: Walk, operands: list[Operand]) -
             )
         ),
         raced_bytes=walk.raced_bytes,
+        is_cut=walk.is_cut,
     )
 
 
