@@ -721,7 +721,7 @@ def test_a_kernel_is_judged_up_to_the_most_that_it_is_for(tmp_path: Path) -> Non
 def test_what_is_a_little_beside_its_tensor_is_no_index_that_wraps() -> None:
     huge = trial(2**31 + 9, bits=31, reads=(("y", 1),), is_walked=True)
     (finding,) = diagnose([*RIGHT, huge])
-    assert (finding.bug, "reads 1 elements beside y" in finding.evidence) == ("outside", True)
+    assert (finding.bug, "reads 1 element beside y" in finding.evidence) == ("outside", True)
     assert [finding.bug for finding in diagnose([*RIGHT, replace(huge, reads=(("y", 2**31),))])] == ["index_32"]
     assert [finding.bug for finding in diagnose([*RIGHT, replace(huge, num_unwritten=5)])] == ["index_32"]
 

@@ -194,15 +194,19 @@ def _is_little_beside(t: Trial) -> bool:
     return 0 < beside < _LEAST_WRAP and replace(t, before=0, behind=0, reads=()).is_right
 
 
+def _elements(count: int) -> str:
+    return f"{count:,} element{'s' if count != 1 else ''}"
+
+
 def _beside(t: Trial) -> str:
     verb = "writes" if t.is_walked else "wrote"
     parts = []
     if t.behind:
-        parts.append(f"{verb} {t.behind:,} elements behind its output")
+        parts.append(f"{verb} {_elements(t.behind)} behind its output")
     if t.before:
-        parts.append(f"{verb} {t.before:,} elements before its output")
+        parts.append(f"{verb} {_elements(t.before)} before its output")
     if t.reads:
-        parts.append(f"reads {max(count for _, count in t.reads):,} elements beside {' and '.join(name for name, _ in t.reads)}")
+        parts.append(f"reads {_elements(max(count for _, count in t.reads))} beside {' and '.join(name for name, _ in t.reads)}")
     return "the kernel " + " and ".join(parts) if parts else ""
 
 

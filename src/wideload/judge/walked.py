@@ -10,7 +10,7 @@ import math
 import torch
 
 from wideload.analyze.handwritten import Operand, walk_kernel
-from wideload.analyze.ptx import Walk
+from wideload.analyze.ptx import SAMPLED_THREADS, Walk
 from wideload.errors import WideloadError
 from wideload.judge.matching import Match
 from wideload.judge.trial import Case, Trial
@@ -52,7 +52,8 @@ def walk_case(match: Match, ptx: str, case: Case) -> Trial:
         return Trial(case, num_elements, is_walked=True, num_unwritten=missing)
     grid, block = ((*dims, 1, 1)[:3] for dims in (launch.grid, launch.block))
     x, y, z = grid
-    walk = walk_kernel(ptx, match.kernel.__name__, (x, y, z), (block[0], block[1], block[2]), operands, numbers, _WHOLE_THREADS)
+    sampled = _WHOLE_THREADS if math.prod((*grid, *block)) <= _WHOLE_THREADS else SAMPLED_THREADS
+    walk = walk_kernel(ptx, match.kernel.__name__, (x, y, z), (block[0], block[1], block[2]), operands, numbers, sampled)
     return _trial(case, num_elements, walk, [operand for operand in operands if operand])
 
 
