@@ -15,7 +15,7 @@ import torch
 
 from wideload.analyze.explain import Explanation
 from wideload.analyze.ptx import MAX_STEPS
-from wideload.errors import DeviceError, WideloadError
+from wideload.errors import DeviceError, RangeError, WideloadError
 from wideload.gpus import find_target
 from wideload.judge import child
 from wideload.judge.diagnosis import Finding, diagnose
@@ -26,7 +26,6 @@ from wideload.judge.trial import Case, Run, Trial, alignment_cases, largest_case
 from wideload.judge.walked import walk_case
 from wideload.measure import bench, random_tensor, roofline
 from wideload.measure.roofline import read_device
-from wideload.raw_kernel import check_grid
 
 __all__ = ["NOT_CHECKED", "SCHEMA", "Judgement", "Measured", "judge"]
 
@@ -158,7 +157,8 @@ def judge(
 
     On a CUDA ``device`` every launch is made by a process of its own, which may die. Elsewhere, ``run`` runs launches on the CPU; without
     it only the kernel's addresses are looked at, for ``target``, a GPU's name. ``advance`` is told what begins. Raises ``CompileError``
-    for what NVRTC refuses, ``LayoutError`` for parameters that mean nothing, ``DeviceError`` for a function without a GPU.
+    for what NVRTC refuses, ``LayoutError`` for parameters that mean nothing, ``RangeError`` for a block or a grid that no GPU launches,
+    ``DeviceError`` for a function without a GPU.
     """
     matched = match(request)
     is_gpu = device is not None and device.type == "cuda" and target is None
@@ -169,8 +169,10 @@ def judge(
     if matched.kernel is not None:
         sizes = dict(size_cases(matched)[-1].sizes)
         laid_out = matched.make(sizes)
-        launch = matched.launch(sizes, laid_out, matched.shapes(laid_out))  # what does not match is one error, not one a case
-        check_grid(matched.kernel.__name__, launch.grid)
+        matched.launch(sizes, laid_out, matched.shapes(laid_out))  # what does not match is one error, not one a case
+        for case in size_cases(matched):
+            if refusal := matched.refusal(dict(case.sizes)):
+                raise RangeError(f"with {case}, {refusal}")
     largest = _largest(matched, notes)
     advance("compiling")
     walked = _walk(matched, meant.arch, largest, notes) if matched.kernel else ()

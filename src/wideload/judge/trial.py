@@ -372,7 +372,11 @@ def run_case(match: Match, case: Case, device: torch.device, run: Run, guard_byt
         seen = [launch_over(byte) for byte in _UNWRITTEN[: 1 + is_repeated]]
         is_unstable = is_repeated and not all(map(_agree, *seen))
         # What differs by what was there before is no race: over the same bytes, it comes out the same.
-        is_result_read = is_unstable and match.kernel is not None and all(map(_same_bits, seen[0], launch_over(_UNWRITTEN[0])))
+        is_result_read = (
+            is_unstable
+            and match.kernel is not None
+            and all(all(map(_same_bits, first, launch_over(byte))) for first, byte in zip(seen, _UNWRITTEN, strict=True))
+        )
     except WideloadError as error:
         return replace(trial, refused=str(error))
     except Exception as error:  # whatever a driver or an emulator raises
