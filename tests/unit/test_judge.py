@@ -365,7 +365,9 @@ def test_addresses_are_walked(tmp_path: Path, body: str, case: Case, facts: dict
     assert walked(tmp_path, body, case) == Trial(case, dict(case.sizes)["n"], is_walked=True, **facts)
 
 
-LATE = "for (int k = 0; k < 80; ++k) { long long i = max(0, k - 40) * 256LL + threadIdx.x; if (i < n) out[i] = x[i] + y[i]; }"
+LATE = """
+#pragma unroll 1
+for (int k = 0; k < 80; ++k) { long long i = max(0, k - 40) * 256LL + threadIdx.x; if (i < n) out[i] = x[i] + y[i]; }"""
 STRIDED = INDEX + "for (; i < n; i += (long long)gridDim.x * blockDim.x) out[i] = x[i] + y[i];"
 
 
