@@ -39,6 +39,7 @@ _ELSEWHERE = "h200"
 _TIMED_ELEMENTS = 1 << 27
 """Of what is timed and explained: several times any L2, as three vectors of halves."""
 _COLUMNS, _FEW_COLUMNS = 4096, 32
+"""Of what is timed: as wide as a model's rows, or, where each column is a vector of its own (a head), as many as a model has."""
 _AT_THE_WALL = 0.97
 _BYTES_PER_GB = 1e9
 

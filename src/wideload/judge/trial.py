@@ -60,6 +60,7 @@ _VECTOR_BYTES = 16
 """The widest access, and so the least alignment that any kernel asks for: shifts are less, if the type of the pointer allows it."""
 _BEYOND = {31: 2**31, 32: 2**32}
 _BEYOND_ELEMENTS = 4097
+"""Some blocks' worth, and a multiple of no power of two."""
 _HUGE_COLUMNS = (1031, 131_101)
 """Primes: many rows, and fewer than the 65,535 blocks that a grid's y takes, with 2**32 elements."""
 _LEAST_HUGE_BITS = 27
