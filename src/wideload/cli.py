@@ -49,7 +49,7 @@ from wideload.launch import device_arch
 from wideload.measure.sweep import Point, Sweep, compare_sweeps, read_sweep
 from wideload.nvrtc import nvrtc_version
 from wideload.raw_kernel import RawKernel
-from wideload.spelling import default_operands, evaluate_size, find_function, find_rival, make_arguments, sweep_sizes
+from wideload.spelling import default_operands, evaluate_size, evaluate_sizes, find_function, find_rival, make_arguments, sweep_sizes
 
 __all__ = ["app"]
 
@@ -353,7 +353,7 @@ def explain(
         if text is not None and not isinstance(subject, RawKernel):
             raise typer.BadParameter(f"--{name} is for CUDA kernels: FILE.cu:KERNEL")
         if text is not None:
-            named[name] = tuple(evaluate_size(part, given) for part in text.split(","))
+            named[name] = evaluate_sizes(text, given)
 
     def explain_as(fn: Callable[..., Any]) -> Explanation:
         return wideload.explain(fn, *args, target=target, measure=measure_it, ncu=ncu, **named)
@@ -501,11 +501,6 @@ def compare(
     raise typer.Exit(comparison.exit_code)
 
 
-class _Route(StrEnum):
-    STANDALONE = "standalone"
-    EXTENSION = "extension"
-
-
 @app.command()
 def ladder(
     rungs: Annotated[list[str] | None, typer.Argument(help="Rungs, such as add_bf16_vec8: all of them if left out.")] = None,
@@ -515,7 +510,7 @@ def ladder(
     device: Annotated[str | None, typer.Option(help="Without --target, the GPU to check and time on: cuda:1.")] = None,
     max_seconds: Annotated[float, typer.Option(min=0.0, help="Sampling each kernel ends then at the latest.")] = MAX_SECONDS,
     route: Annotated[
-        _Route | None, typer.Option(help="Build and run the vector add without wl.raw: a program by nvcc, an extension by torch.")
+        routes.Route | None, typer.Option(help="Build and run the vector add without wl.raw: a program by nvcc, an extension by torch.")
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where --route standalone puts its program.", metavar="FILE")] = Path(
         "vector_add"
@@ -545,7 +540,7 @@ def ladder(
     chosen = find_rungs(rungs or ())
     if source:
         folder = Path(str(resources.files("wideload"))) / "ladder"
-        paths = [routes.SOURCES[route.value]] if route else [folder / file for file in dict.fromkeys(rung.file for rung in chosen)]
+        paths = [routes.SOURCES[route]] if route else [folder / file for file in dict.fromkeys(rung.file for rung in chosen)]
         for path in paths:
             typer.echo(f"// {path}\n{path.read_text(encoding='utf-8')}")
         return
@@ -571,7 +566,9 @@ def ladder(
     raise typer.Exit(1 if found.faults else 0)
 
 
-def _take_route(route: _Route, target: str | None, where: torch.device | None, output: Path, as_json: bool, max_seconds: float) -> None:
+def _take_route(
+    route: routes.Route, target: str | None, where: torch.device | None, output: Path, as_json: bool, max_seconds: float
+) -> None:
     """Build and, where there is a GPU and no target, run. Exits with 1 if a result is wrong."""
     if where is not None and where.type != "cuda":
         raise DeviceError("there is no GPU to run it on; name one to build for: --target h200")
@@ -579,7 +576,7 @@ def _take_route(route: _Route, target: str | None, where: torch.device | None, o
     faults: tuple[str, ...] = ()
     times: tuple[routes.RouteTime, ...] = ()
     with _err.status(f"building for {arch}") as status:
-        if route is _Route.STANDALONE:
+        if route is routes.Route.STANDALONE:
             built = routes.build_standalone(arch, output)
             status.update("running")
             times = routes.run_standalone(built.path, device=where.index) if where is not None else ()
@@ -609,16 +606,23 @@ def check(
     block: Annotated[str | None, typer.Option(help="Threads a block, such as 256 or 32,8: 256.", metavar="SIZES")] = None,
     grid: Annotated[
         str | None,
-        typer.Option(help="Blocks, in the operands' sizes, n, items and block: (n + block - 1) // block, or two.", metavar="SIZES"),
+        typer.Option(help="Blocks, in the operands' sizes, n, items and block: min(n // block + 1, 132), or two.", metavar="SIZES"),
+    ] = None,
+    shared: Annotated[
+        str | None, typer.Option(help="Bytes of dynamic shared memory (extern __shared__) a block: 4 * block.", metavar="BYTES")
     ] = None,
     let: Annotated[
         list[str] | None,
         typer.Option(help="What a parameter takes that is no size: alpha=0.5, stride=cols; repeatable.", metavar="NAME=VALUE"),
     ] = None,
     rtol: Annotated[
-        float | None, typer.Option(min=0.0, help="Relative difference that is allowed: some roundings of the dtype. 0: none, to the bit.")
+        float | None,
+        typer.Option(min=0.0, help="Relative difference that is allowed: some roundings of the dtype. 0: none; a NaN is a NaN."),
     ] = None,
     atol: Annotated[float | None, typer.Option(min=0.0, help="Absolute difference that is allowed.")] = None,
+    most: Annotated[
+        str | None, typer.Option(help="The most elements that it is for, such as 2^31-1, where n is an int: any number.", metavar="SIZE")
+    ] = None,
     sanitizing: Annotated[
         bool | None,
         typer.Option("--sanitize/--no-sanitize", help="Run it under compute-sanitizer too: if it is found.", show_default=False),
@@ -658,7 +662,10 @@ def check(
         return
     if subject is None:
         raise typer.BadParameter("name a kernel, FILE.cu:KERNEL, or begin one with --new PROBLEM")
-    given = {"--against": against, "--items": items, "--block": block, "--grid": grid, "--rtol": rtol, "--atol": atol}
+    given = {
+        "--against": against, "--items": items, "--block": block, "--grid": grid, "--shared": shared, "--rtol": rtol, "--atol": atol,
+        "--most": most,
+    }  # fmt: skip
     words = [*(operands or ()), *(f"{name}={value}" for name, value in given.items() if value is not None)]
     request = read_request(subject, [*words, *(f"--let={text}" for text in let or ())])
     with _err.status("judging") as status:

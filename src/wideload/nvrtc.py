@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import re
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -17,7 +18,7 @@ from wideload.errors import CompileError
 __all__ = ["Cubin", "compile_cubin", "compile_options", "compile_ptx", "has_nvrtc", "nvrtc_identity", "nvrtc_version"]
 
 _INSTALL = "install wideload[cu13], or wideload[cu12] where the driver is for CUDA 12"
-_import_lock = threading.Lock()
+_IMPORT_LOCK = threading.Lock()
 _CONTEXT_LINES = 2
 """Source lines shown before and after one that NVRTC refused."""
 _WHEELS = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
@@ -56,7 +57,7 @@ def compile_cubin(source: str, *, arch: str, name: str, fma: bool = False, linei
     _, code, log = _compile(source, arch=arch, name=name, fma=fma, lineinfo=lineinfo)
     kernels, device_functions = _parse_ptxas_log(log)
     if name not in kernels:
-        raise CompileError(f'the source has no kernel {name!r}; its kernels are {sorted(kernels)} (declare it extern "C")')
+        raise _no_kernel(name, kernels)
     kernel = kernels[name]
     return Cubin(
         code=code,
@@ -79,7 +80,21 @@ def compile_ptx(source: str, *, arch: str, name: str, fma: bool = False, lineinf
     _, nbytes = nvrtc.nvrtcGetPTXSize(program.handle)
     ptx = bytearray(nbytes)
     nvrtc.nvrtcGetPTX(program.handle, ptx)
-    return ptx.decode().rstrip("\0")
+    text = ptx.decode().rstrip("\0")
+    kernels = _ENTRY.findall(text)
+    if name not in kernels:
+        raise _no_kernel(name, kernels)
+    return text
+
+
+_ENTRY = re.compile(r"\.entry\s+([\w$]+)")
+
+
+def _no_kernel(name: str, kernels: Iterable[str]) -> CompileError:
+    mangled = next((other for other in kernels if other.startswith(f"_Z{len(name)}{name}")), None)
+    if mangled is not None:
+        return CompileError(f'kernel {name!r} is not extern "C", and so is called {mangled}. Write extern "C" __global__ void {name}(...)')
+    return CompileError(f"the source has no kernel {name!r}; its kernels are {sorted(kernels)}")
 
 
 @cache
@@ -148,7 +163,7 @@ def _compile(source: str, *, arch: str, name: str, fma: bool, lineinfo: bool) ->
         known = ", ".join(f"sm_{number}" for number in _supported_archs())
         raise CompileError(f"NVRTC {_version()} does not know {arch!r}; it compiles for {known}")
     try:
-        with _import_lock:  # two threads that import it at once find it unfinished
+        with _IMPORT_LOCK:  # two threads that import it at once find it unfinished
             from cuda.core import Program, ProgramOptions  # here: the import takes 100 ms
     except ImportError as error:
         raise CompileError(f"cuda.core could not be imported: {_INSTALL}; Python said: {error}") from error
@@ -162,7 +177,9 @@ def _compile(source: str, *, arch: str, name: str, fma: bool, lineinfo: bool) ->
         code: bytes = program.compile("cubin", logs=log).code
     except Exception as error:  # cuda.core's own classes are private
         said = str(error).rstrip("\0 \n")
-        raise CompileError(f"NVRTC {_version()} refused {name!r} for {arch}: {said}{_excerpt(source, chosen['name'], said)}") from error
+        raise CompileError(
+            f"NVRTC {_version()} refused {name!r} for {arch}: {said}{_excerpt(source, chosen['name'], said)}{_hint(said)}"
+        ) from error
     return program, code, log.getvalue().rstrip("\0\n")
 
 
@@ -179,6 +196,25 @@ def _excerpt(source: str, file_name: str, log: str) -> str:
         if any(abs(number - error) <= _CONTEXT_LINES for error in refused)
     )
     return "".join(f"\n{line}" for line in shown)
+
+
+_MISSING_HEADER = re.compile(r'(?:could not|cannot) open source file "([^"]+)"')
+
+
+def _hint(log: str) -> str:
+    """What to write instead of an include, where ``log`` says that there was one."""
+    header = _MISSING_HEADER.search(log)
+    if header is None:
+        return ""
+    hint = f"\nNVRTC is given no headers here, and so no {header[1]}: what the kernel needs has to stand in its own source"
+    if header[1] in ("cuda_fp16.h", "cuda_fp16.hpp"):
+        hint += (
+            '. For halves: struct __half { unsigned short bits; }; asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h.bits)); '
+            'asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h.bits) : "f"(x));'
+        )
+    if header[1] in ("cuda_bf16.h", "cuda_bf16.hpp"):
+        hint += ". For bf16: the conversions of wideload's bf16.cuh, which wideload check --new cast writes beside a kernel"
+    return hint
 
 
 _PTXAS_FIGURES = {

@@ -15,7 +15,7 @@ import torch
 
 from wideload.errors import CompileError, DtypeError, LayoutError, RangeError
 
-__all__ = ["Parameter", "parse_parameters"]
+__all__ = ["Parameter", "find_kernels", "parse_parameters"]
 
 _FLOATS: dict[str, torch.dtype] = {
     "float": torch.float32,
@@ -62,6 +62,7 @@ _VECTOR = re.compile(r"(u?)(char|short|int|long|longlong|float|double)([1234])")
 _MAX_ALIGNMENT = 16
 _COMPLEX = {("float", 2): torch.complex64, ("double", 2): torch.complex128}
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_KERNEL = re.compile(r"__global__\b[^;{}]*?\b(?!__launch_bounds__)(\w+)\s*\((?!\s*\d)")
 _QUALIFIERS = re.compile(r"\b(?:const|volatile|__restrict__|__restrict|restrict|__grid_constant__|std::|struct)(?:\s|\b)")
 
 
@@ -145,12 +146,21 @@ def parse_parameters(source: str, kernel: str) -> tuple[Parameter, ...]:
     text = _COMMENT.sub(" ", source)
     declarations = [_listed(text, opened.end()) for opened in re.finditer(rf"__global__\b[^;{{}}]*?\b{re.escape(kernel)}\s*\(", text)]
     if not declarations:
-        kernels = re.findall(r"__global__\b[^;{}]*?\b(?!__launch_bounds__)(\w+)\s*\((?!\s*\d)", text)
-        there = f"its kernels are {', '.join(dict.fromkeys(kernels))}" if kernels else "it has none"
+        kernels = find_kernels(source)
+        there = f"its kernels are {', '.join(kernels)}" if kernels else "it has none"
         raise CompileError(f"the source has no __global__ function {kernel!r}; {there}")
     # Names stand in the definition; where a macro hides its brace, in the last declaration.
     declared = next((listed for listed, is_defined in declarations if is_defined), declarations[-1][0])
     return tuple(_parameter(part.strip(), kernel) for part in declared.split(",")) if declared not in ("", "void") else ()
+
+
+def find_kernels(source: str) -> tuple[str, ...]:
+    """The names of the kernels of ``source``, in their order.
+
+    >>> find_kernels("__global__ void f(int n); __global__ void __launch_bounds__(256) g() {}")
+    ('f', 'g')
+    """
+    return tuple(dict.fromkeys(_KERNEL.findall(_COMMENT.sub(" ", source))))
 
 
 def _listed(text: str, start: int) -> tuple[str, bool]:

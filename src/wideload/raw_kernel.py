@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from wideload.analyze.explain import Explanation
     from wideload.analyze.handwritten import Operand
 
-__all__ = ["RawKernel", "RawPlan", "raw"]
+__all__ = ["RawKernel", "RawPlan", "check_block", "check_grid", "raw"]
 
 Dim3 = tuple[int, int, int]
 Dims = int | Sequence[int] | Callable[..., int | Sequence[int]]
@@ -237,30 +237,19 @@ class RawKernel:
         given |= named
         values = tuple(p.check_tensor(given[p.name]) if p.is_pointer else p.check_number(given[p.name]) for p in self.parameters)
         ordered = [given[name] for name in names]
-        threads = _dims("block", self._block if block is None else block, ordered)
-        if math.prod(threads) > _MAX_THREADS or any(not 1 <= size <= most for size, most in zip(threads, _MAX_BLOCK, strict=True)):
-            raise RangeError(
-                f"{self.__name__}: block is {threads}; allowed: at least 1 thread, at most {_MAX_BLOCK}, and {_MAX_THREADS} together"
-            )
+        threads = check_block(self.__name__, _dims("block", self._block if block is None else block, ordered))
         return _Call(values, self._find_grid(values, self._grid if grid is None else grid, threads, ordered), threads)
 
     def _find_grid(self, values: Sequence[Any], wanted: Dims | None, block: Dim3, ordered: Sequence[Any]) -> Dim3:
         if wanted is not None:
-            found = _dims("grid", wanted, ordered)
-        else:
-            outputs = (value for p, value in zip(self.parameters, values, strict=True) if p.is_pointer and not p.is_const)
-            first = next(outputs, None)
-            if first is None:
-                raise LayoutError(
-                    f"{self.__name__} writes no tensor (no pointer but to const) whose elements a grid could be reckoned by: give grid="
-                )
-            found = (-(-first.numel() // math.prod(block)), 1, 1)
-        for axis, size, most in zip("xyz", found, _MAX_GRID, strict=True):
-            if not 0 <= size <= most:
-                raise RangeError(
-                    f"{self.__name__}: grid.{axis} is {size}; allowed: 0 to {most}. Let a thread do more, or use another axis."
-                )
-        return found
+            return check_grid(self.__name__, _dims("grid", wanted, ordered))
+        outputs = (value for p, value in zip(self.parameters, values, strict=True) if p.is_pointer and not p.is_const)
+        first = next(outputs, None)
+        if first is None:
+            raise LayoutError(
+                f"{self.__name__} writes no tensor (no pointer but to const) whose elements a grid could be reckoned by: give grid="
+            )
+        return check_grid(self.__name__, (-(-first.numel() // math.prod(block)), 1, 1))
 
     def _device_of(self, call: _Call) -> int:
         placed = [(p.name, value.device) for p, value in zip(self.parameters, call.values, strict=True) if isinstance(value, torch.Tensor)]
@@ -332,15 +321,35 @@ def raw(source: str, name: str, *, grid: Dims | None = None, block: Dims = THREA
     return RawKernel(source, name, grid, block, shared_bytes)
 
 
+def check_block(name: str, block: Sequence[int]) -> Dim3:
+    """Return the threads of a block along x, y and z. Raises ``RangeError`` for what no architecture launches."""
+    threads = _three("block", block)
+    if math.prod(threads) > _MAX_THREADS or any(not 1 <= size <= most for size, most in zip(threads, _MAX_BLOCK, strict=True)):
+        raise RangeError(f"{name}: block is {threads}; allowed: at least 1 thread, at most {_MAX_BLOCK}, and {_MAX_THREADS} together")
+    return threads
+
+
+def check_grid(name: str, grid: Sequence[int]) -> Dim3:
+    """Return the blocks of a grid along x, y and z; 0 launches nothing. Raises ``RangeError`` for what no architecture launches."""
+    blocks = _three("grid", grid)
+    for axis, size, most in zip("xyz", blocks, _MAX_GRID, strict=True):
+        if not 0 <= size <= most:
+            raise RangeError(f"{name}: grid.{axis} is {size}; allowed: 0 to {most}. Let a thread do more, or use another axis.")
+    return blocks
+
+
 def _dims(what: str, wanted: Dims, arguments: Sequence[Any]) -> Dim3:
     found = wanted(*arguments) if callable(wanted) else wanted
-    sizes = tuple(found) if isinstance(found, Sequence) else (found,)
+    return _three(what, tuple(found) if isinstance(found, Sequence) else (found,))
+
+
+def _three(what: str, sizes: Sequence[int]) -> Dim3:
     try:
         if not 1 <= len(sizes) <= 3 or any(isinstance(size, bool | np.bool_) for size in sizes):
             raise TypeError
         x, y, z = (*map(operator.index, sizes), 1, 1)[:3]
     except TypeError:
-        raise LayoutError(f"{what} is {found!r}; allowed: one to three ints") from None
+        raise LayoutError(f"{what} is {sizes[0] if len(sizes) == 1 else sizes!r}; allowed: one to three ints") from None
     return x, y, z
 
 

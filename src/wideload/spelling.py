@@ -31,7 +31,16 @@ from wideload.fused import FusedFunction
 from wideload.measure import random_tensor
 from wideload.raw_kernel import raw
 
-__all__ = ["DEFAULT_OPERANDS", "default_operands", "evaluate_size", "find_function", "find_rival", "make_arguments", "sweep_sizes"]
+__all__ = [
+    "DEFAULT_OPERANDS",
+    "default_operands",
+    "evaluate_size",
+    "evaluate_sizes",
+    "find_function",
+    "find_rival",
+    "make_arguments",
+    "sweep_sizes",
+]
 
 _Value = TypeVar("_Value")
 
@@ -248,8 +257,21 @@ def evaluate_size(text: str, sizes: Mapping[str, int] = MappingProxyType({})) ->
 
     >>> evaluate_size("3 * n + 2^10", {"n": 2}), evaluate_size("64Ki")
     (1030, 65536)
+    >>> evaluate_size("min(n // 256, 132)", {"n": 2**20})
+    132
     """
     return _evaluate(text, _Maker(sizes, torch.device("cpu"), itertools.count()).size, _parse(text, text))
+
+
+def evaluate_sizes(text: str, sizes: Mapping[str, int] = MappingProxyType({})) -> tuple[int, ...]:
+    """Return the integers that ``text`` spells, with commas between.
+
+    >>> evaluate_sizes("min(n, 132), 4", {"n": 200})
+    (132, 4)
+    """
+    tree = _parse(text, text)
+    maker = _Maker(sizes, torch.device("cpu"), itertools.count())
+    return tuple(_evaluate(text, maker.size, node) for node in (tree.elts if isinstance(tree, ast.Tuple) else [tree]))
 
 
 VIEWS = frozenset(
@@ -343,6 +365,8 @@ class _Maker:
                 return self._viewed(left, "@", offset + self.size(right))
             case ast.BinOp(op=op, left=left, right=right) if type(op) in _OPERATORS:
                 return self._combine(op, self._number(left), self._number(right))
+            case ast.Call(func=ast.Name(id="min" | "max" as name), args=[_, *_] as args, keywords=[]):
+                return (min if name == "min" else max)(map(self._number, args))
             case ast.List(elts=items):
                 return [self.value(item, offset) for item in items]
             case ast.Tuple(elts=items):

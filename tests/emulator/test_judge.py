@@ -72,6 +72,10 @@ def test_solutions_pass(problem: object) -> None:
         ("vector_add", ("a.x + b.x", "a.x - b.x"), "wrong"),
         ("vector_add", ("i < first + 4 && i < n", "i < first + 4"), "no_bounds_check"),
         ("vector_add", ("is_aligned && first + 4 <= n", "first + 4 <= n"), "misaligned"),
+        ("vector_add", ("& 15", "& 7"), "misaligned"),  # right but for pointers at 8 bytes of 16
+        ("vector_add", ("&& i < n;", "&& i < n - (n % 4 == 2);"), "unwritten"),
+        ("vector_add", ("++i) out", "++i) if (x[i] == x[i]) out"), "unwritten"),  # NaNs are due where none is written
+        ("vector_add", ("++i) out[i] =", "++i) out[i] +="), "result_read"),
         ("vector_add", ("} else {", "} else if (!is_aligned) {"), "tail"),
         ("vector_add", ("4 * ((long long)", "4 * (1 + (long long)"), "unwritten"),
         ("vector_add", ("(long long)blockIdx.x * blockDim.x + threadIdx.x", "(int)(blockIdx.x * blockDim.x + threadIdx.x)"), "index_32"),

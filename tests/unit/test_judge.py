@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
+import os
 import re
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,15 +21,27 @@ import wideload as wl
 from wideload.analyze.ptx import walk_ptx
 from wideload.cli import app
 from wideload.decode import decode
-from wideload.errors import DeviceError, LayoutError, WideloadError
+from wideload.errors import DeviceError, LayoutError, RangeError, WideloadError
 from wideload.gpus import find_target
 from wideload.judge import BUGS, NOT_CHECKED, PROBLEMS, Request, diagnose, judge, read_request, write_problem
 from wideload.judge.child import job_text, run_in_children
 from wideload.judge.diagnosis import Bug
 from wideload.judge.matching import match
 from wideload.judge.problems import read_solution
-from wideload.judge.sanitizer import Fault, parse_report
-from wideload.judge.trial import Case, Trial, alignment_cases, huge_case, needed_bytes, run_case, size_cases
+from wideload.judge.sanitizer import Fault, parse_report, sanitize
+from wideload.judge.trial import (
+    NO_ANSWER,
+    SHAPES,
+    SIZES,
+    Case,
+    Trial,
+    alignment_cases,
+    huge_case,
+    largest_cases,
+    needed_bytes,
+    run_case,
+    size_cases,
+)  # fmt: skip
 from wideload.judge.walked import walk_case
 from wideload.nvrtc import compile_ptx
 
@@ -77,6 +93,7 @@ RIGHT = [trial(n) for n in (0, 8, 32, 1000)]
         ([trial(9, written_inputs=("y",))], [], ["input_written"], "memory of y changed"),
         ([trial(1000, on_stream=True, num_wrong=1000)], [], ["wrong_stream"], "it does not wait for that stream"),
         ([trial(1000, on_stream=True, num_wrong=9), trial(9, num_wrong=9, first_wrong=0)], [], ["wrong"], "9 of 9"),
+        ([trial(9, is_result_read=True, num_wrong=9), trial(1000, on_stream=True, num_wrong=9)], [], ["result_read"], "with n = 9"),
         ([trial(9, special=True, num_wrong=2)], [], ["special_values"], "2 of 9"),
         ([trial(9, num_wrong=2, first_wrong=4), trial(9, special=True, num_wrong=3, first_wrong=0)], [], ["wrong"], "from element 4 on"),
         ([trial(9, error="no answer within 120 s")], [], ["hang"], "no answer"),
@@ -111,11 +128,10 @@ def test_what_writes_nothing_has_no_tail() -> None:
 
 def test_a_request_is_read_from_the_file_and_the_command_line(tmp_path: Path) -> None:
     subject = kernel_file(tmp_path, line="--against add 'f32[n]' f32[n] --items 4 --rtol 0 --block 32,8 --let k=n//2")
-    expected = Request(subject, "add", ("f32[n]", "f32[n]"), (), (32, 8), 4, (("k", "n//2"),), 0.0)
+    expected = Request(subject, "add", ("f32[n]", "f32[n]"), "", (32, 8), 4, "", (("k", "n//2"),), 0.0)
     assert read_request(subject) == expected
-    assert read_request(subject, ["--items=8", "--against=torch:add", "--grid=n//8,2"]) == replace(
-        expected, items=8, against="torch:add", grid=("n//8", "2")
-    )
+    words = ["--items=8", "--against=torch:add", "--grid=n//8,2", "--most=2^31-1", "--shared=4*block"]
+    assert read_request(subject, words) == replace(expected, items=8, against="torch:add", grid="n//8,2", most=2**31 - 1, shared="4*block")
     both = tmp_path / "two.cu"
     both.write_text("// wideload: first: --against add --items 2\n// wideload: second: --against swiglu\n")
     assert read_request(f"{both}:second").against == "swiglu"
@@ -129,6 +145,11 @@ def test_a_request_is_read_from_the_file_and_the_command_line(tmp_path: Path) ->
         ("--against add --itms 4", r"wideload: line of .*--itms"),
         ("--against add --items 0", "allowed: 1 and more"),
         ("--against add --let 5", "NAME=VALUE"),
+        ("--against 'add f32[n]", r"line of .*mine\.cu:add cannot be read: No closing quotation: --against 'add"),
+        ("--against add --block abc", "argument --block: 'abc' is no number of threads; allowed: one to three, such as 256 or 32,8"),
+        ("--against add --block 1,1,1,1", "one to three"),
+        ("--against add --most 0", "allowed: 1 and more"),
+        ("--against add --most lots", "'lots' is no dtype, and no size"),
     ],
 )
 def test_words_that_mean_nothing_are_named(tmp_path: Path, line: str, message: str) -> None:
@@ -161,6 +182,8 @@ def launch(source: str, words: str, sizes: dict[str, int], tmp_path: Path) -> tu
         ("const float* x, float* z, float lo, float hi, int n", "--against clip f32[n] -1 0.5", {"n": 4}, ((4,), (4,), -1, 0.5, 4), (1,)),
         ("const float* x, float* z, int k, float a", "--against torch:neg --let k=2*n --let a=0.5", {"n": 4}, ((4,), (4,), 8, 0.5), (1,)),
         ("const float* x, float* z, long long n", "--against torch:neg", {"n": 0}, ((0,), (0,), 0), (0,)),
+        ("const float* x, float* z, int n", "--against torch:neg --grid min(n//9,132),2", {"n": 999}, ((999,), (999,), 999), (111, 2)),
+        ("const float* x, float* z, int n", "--against torch:neg --grid min((n+255)//256,3)", {"n": 999}, ((999,), (999,), 999), (3,)),
     ],
 )  # fmt: skip
 def test_parameters_are_matched(source: str, words: str, sizes: dict[str, int], arguments: Any, grid: Any, tmp_path: Path) -> None:
@@ -176,6 +199,10 @@ def test_parameters_are_matched(source: str, words: str, sizes: dict[str, int], 
         ("const unsigned short* x, unsigned short* z, int n", "--against torch:neg", "argument x .* may be of several dtypes"),
         ("const float* x, float* z, int n", "--against torch:neg f32[a,b,c]", "leave 3 sizes open"),
         ("const float* x, float* z, int n", "--against clip f32[n] -1 1", "takes 2 numbers fewer"),
+        ("const float* x, float* z, int n", "--against torch:neg --block 0", "block is .0, 1, 1.; allowed: at least 1 thread"),
+        ("const float* x, float* z, int n", "--against torch:neg --block 2048", "and 1024 together"),
+        ("const float* x, float* z, int n", "--against torch:neg --shared 49153", "shared_bytes is 49153; allowed: 0 to 49152"),
+        ("const float* x, float* z, int n", "--against torch:where f32[n]", r"torch:where does not take f32\[n\]: "),
     ],
 )
 def test_what_does_not_match_is_named(source: str, words: str, message: str, tmp_path: Path) -> None:
@@ -206,9 +233,6 @@ def both(first: Any, x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> Non
     first(x, y, out)
 
 
-UNWRITTEN_LAST = {"num_wrong": 1, "first_wrong": 8, "num_unwritten": 1, "first_unwritten": 8}
-
-
 @pytest.mark.parametrize(
     ("spoil", "facts"),
     [
@@ -219,7 +243,7 @@ UNWRITTEN_LAST = {"num_wrong": 1, "first_wrong": 8, "num_unwritten": 1, "first_u
         (lambda x, y, out: stray(x, 9), {"written_inputs": ("x",)}),
         (lambda x, y, out: y.neg_(), {"written_inputs": ("y",)}),
         (lambda x, y, out: out[7:].fill_(100.0), {"num_wrong": 2, "first_wrong": 7}),
-        (lambda x, y, out: out[8:].view(torch.int32).fill_(-1), UNWRITTEN_LAST),
+        (lambda x, y, out: out[8:].view(torch.int32).fill_(-1), {"num_wrong": 1, "first_wrong": 8}),
     ],
 )  # fmt: skip
 def test_what_a_launch_touches_is_seen(spoil: Any, facts: dict[str, Any], tmp_path: Path) -> None:
@@ -228,9 +252,39 @@ def test_what_a_launch_touches_is_seen(spoil: Any, facts: dict[str, Any], tmp_pa
     assert found.is_right is not bool(facts)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "value"), [("f32", math.nan), ("f32", 0.0), ("bf16", 1.5), ("bool", True), ("bool", False), ("i32", -1), ("u8", 255)]
+)
+def test_a_result_that_is_not_written_is_seen_whatever_is_due(tmp_path: Path, dtype: str, value: float) -> None:
+    path = tmp_path / "k.cu"
+    path.write_text('extern "C" __global__ void k(const void* x, void* out, long long n) {}')
+    matched = match(read_request(f"{path}:k", ["--against=torch:clone", f"{dtype}[n]"]))
+
+    def launch_with(end: int) -> Trial:
+        def run(kernel: Any, launch: Any) -> None:
+            x, out, _ = launch.arguments
+            out[:end] = x[:end]
+
+        def fill(like: Any, *_: Any) -> None:
+            like.tensor.fill_(value)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("wideload.judge.trial._fill", fill)
+            return run_case(matched, Case((("n", 9),)), torch.device("cpu"), run)
+
+    assert launch_with(9).is_right
+    missing = launch_with(8)
+    assert missing == Trial(missing.case, 9, num_wrong=1, first_wrong=8, num_unwritten=1, first_unwritten=8)
+
+
+def test_a_result_that_is_read_before_it_is_written_is_no_race(tmp_path: Path) -> None:
+    found = python_kernel(tmp_path, lambda x, y, out: out.add_(x).add_(y))
+    assert found == Trial(found.case, 9, num_wrong=9, first_wrong=0, is_result_read=True)
+
+
 def test_launches_that_differ_and_launches_that_raise_are_seen(tmp_path: Path) -> None:
-    values = iter((1e-7, 2e-7))
-    found = python_kernel(tmp_path, lambda x, y, out: torch.add(x, y, out=out).add_(next(values)))
+    values = itertools.count(1)
+    found = python_kernel(tmp_path, lambda x, y, out: torch.add(x, y, out=out).add_(1e-7 * next(values)))
     assert found.is_unstable
     assert not found.num_wrong
 
@@ -265,7 +319,13 @@ def test_cases() -> None:
     assert [case.sizes for case in size_cases(matched)][:4] == [
         (("tokens", rows), ("heads", cols)) for rows, cols in ((0, 8), (1, 1)) for _ in "ab"
     ]
-    assert [case.shifts for case in alignment_cases(matched)][:5] == [(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1), (1, 1, 1, 1)]
+    # By 2, 4 and 8 bytes, of bf16 and of f32.
+    assert [case.shifts for case in alignment_cases(matched)][:13] == [
+        *((1, 0, 0, 0), (2, 0, 0, 0), (4, 0, 0, 0), (0, 1, 0, 0), (0, 2, 0, 0), (0, 0, 1, 0), (0, 0, 2, 0)),
+        *((0, 0, 0, 1), (0, 0, 0, 2), (0, 0, 0, 4), (1, 1, 1, 1), (2, 2, 2, 2), (4, 2, 2, 4)),
+    ]
+    assert {n % 4 for n in SIZES if n > 4} == {0, 1, 2, 3}
+    assert {columns % 4 for _, columns in SHAPES if columns > 8} == {0, 1, 2, 3}
     for bits in (31, 32):
         sizes = dict(huge_case(matched, bits).sizes)
         assert 2**bits < sizes["tokens"] * sizes["heads"] * 64 < 2**bits * 1.001
@@ -303,6 +363,44 @@ INDEX = "long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; "
 )  # fmt: skip
 def test_addresses_are_walked(tmp_path: Path, body: str, case: Case, facts: dict[str, Any]) -> None:
     assert walked(tmp_path, body, case) == Trial(case, dict(case.sizes)["n"], is_walked=True, **facts)
+
+
+LATE = """
+#pragma unroll 1
+for (int k = 0; k < 80; ++k) { long long i = max(0, k - 40) * 256LL + threadIdx.x; if (i < n) out[i] = x[i] + y[i]; }"""
+STRIDED = INDEX + "for (; i < n; i += (long long)gridDim.x * blockDim.x) out[i] = x[i] + y[i];"
+
+
+@pytest.mark.parametrize(
+    ("body", "grid", "n", "bits", "missing"),
+    [
+        (STRIDED, "132", 1000, 0, 0),  # most blocks have nothing to do, and not all are walked
+        (STRIDED, "132", 10_007, 0, 0),
+        (LATE, "1", 10_007, 0, 0),  # eighty turns, of which those that are counted write 256 elements
+        (ONE_EACH, "(n+255)//256+1", 2**31 + 4097, 31, 0),  # the last block has none
+        (ONE_EACH, "(n+255)//256+7", 2**32 + 4097, 32, 0),
+        (ONE_EACH, "(n+255)//256", 2**32 + 4097, 32, 0),
+        (ONE_EACH, "n//256", 1000, 0, 1000 % 256),
+        (INDEX + "if (i < n - 3) out[i] = x[i] + y[i];", "(n+255)//256", 10_007, 0, 3),
+    ],
+)  # fmt: skip
+def test_results_are_missing_only_where_that_is_certain(tmp_path: Path, body: str, grid: str, n: int, bits: int, missing: int) -> None:
+    assert walked(tmp_path, body, Case((("n", n),), bits=bits), words=(f"--grid={grid}",)).num_unwritten == missing
+
+
+def test_what_lies_behind_an_index_that_wraps_is_missing(tmp_path: Path) -> None:
+    body = "unsigned i = blockIdx.x * blockDim.x + threadIdx.x; if (i < n) out[i] = x[i] + y[i];"
+    assert walked(tmp_path, body, Case((("n", 2**32 + 4097),), bits=32)).num_unwritten >= 4097
+
+
+def test_of_a_case_that_ran_right_no_walk_says_that_results_are_missing() -> None:
+    missing = trial(1000, num_unwritten=744, is_walked=True)
+    huge = trial(2**31 + 9, bits=31, num_unwritten=9, is_walked=True)
+    assert [finding.bug for finding in diagnose([missing])] == ["unwritten"]
+    assert diagnose([*RIGHT, missing]) == ()
+    assert [finding.bug for finding in diagnose([*RIGHT, huge])] == ["index_32"]
+    assert diagnose([*RIGHT, huge, trial(2**32 + 9, bits=32)]) == ()
+    assert [finding.bug for finding in diagnose([*RIGHT, replace(missing, reads=(("x", 2),))])] == ["outside"]  # a run cannot see that
 
 
 def test_what_does_not_fit_a_parameter_is_refused(tmp_path: Path) -> None:
@@ -377,7 +475,7 @@ def test_a_case_without_room_is_left_out() -> None:
 
 
 def test_a_job_says_all_that_was_asked() -> None:
-    request = Request("a.cu:add", "add", ("f32[n]",), ("n",), (32, 4), 2, (("k", "1"),), 0.0, 1.0)
+    request = Request("a.cu:add", "add", ("f32[n]",), "n", (32, 4), 2, "64", (("k", "1"),), 0.0, 1.0, 5)
     job = json.loads(job_text(request, CASES, "cuda:1", 0))
     assert (job["device"], job["guard"], len(job["cases"])) == ("cuda:1", 0, 3)
     assert decode(Request, job["request"], "the request") == request
@@ -491,6 +589,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ((), "begin one with --new"),
         (("mine.cu:add", "--new", "cast"), "leave out the kernel"),
         (("missing.cu:add", "--against", "add"), "there is no file missing.cu"),
+        (("missing.cu", "--against", "add"), "there is no file missing.cu"),
         (("torch:add", "--against", "torch:add", "f32[n]", "f32[n]", "--target", "h200"), "has to be called on a GPU"),
     ],
 )
@@ -528,7 +627,7 @@ def test_on_a_gpu_bugs_stop_the_clock(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [finding.bug for finding in found.findings] == ["special_values"]
     assert found.notes == ("more than 2^31 elements were not run: small sizes are wrong already",)
     assert any(case.is_on_stream for case in asked[0])
-    assert sum(any(case.shifts) for case in asked[0]) == 8  # three pointers and all of them, at two sizes
+    assert sum(any(case.shifts) for case in asked[0]) == 16  # three pointers and all of them, by 4 and by 8 bytes, at two sizes
     assert len(asked) == 1
     assert "launches checked" in str(found)
 
@@ -537,3 +636,149 @@ def test_a_function_s_operands_must_be_said() -> None:
     with pytest.raises(WideloadError, match="says not what it takes"):
         match(read_request("torch:add", ["--against=torch:add"]))
     assert issubclass(LayoutError, WideloadError)
+
+
+def test_a_pointer_to_vectors_is_moved_by_what_it_demands(tmp_path: Path) -> None:
+    path = tmp_path / "k.cu"
+    path.write_text('extern "C" __global__ void k(const float4* x, const float2* y, double* out, long long n) {}')
+    matched = match(read_request(f"{path}:k", ["--against=torch:add", "f32[n]", "f64[n]"]))
+    assert matched.kernel is not None
+    assert [case.shifts for case in alignment_cases(matched)][:4] == [(4, 0, 0), (0, 1, 0), (0, 0, 1), (4, 1, 1)]
+
+
+# ---- what is said of a file, a grid and a launch that do not fit
+
+
+def test_a_file_without_its_kernel_is_told_how_it_is_spelt(tmp_path: Path) -> None:
+    path = tmp_path / "two.cu"
+    path.write_text("__global__ void first(int n) {}\n// __global__ void not_this() {}\n__global__ void second(int n) {}")
+    for subject in (str(path), f"{path}:"):
+        with pytest.raises(WideloadError, match=r"name its kernel: .*two\.cu:KERNEL. There is first, second"):
+            read_request(subject, ["--against=add"])
+    path.write_bytes(b"\xff\xfe\n")
+    with pytest.raises(WideloadError, match=r"two\.cu is no text in UTF-8"):
+        read_request(f"{path}:first", ["--against=add"])
+
+
+def test_shared_memory_that_the_launch_gives_has_to_be_said(tmp_path: Path) -> None:
+    body = "extern __shared__ float s[]; " + INDEX + "s[threadIdx.x] = x[i]; __syncthreads(); out[i] = s[threadIdx.x ^ 32] + y[i];"
+    with pytest.raises(WideloadError, match=r"uses extern __shared__.* --shared '4 \* block'; --shared 0 if"):
+        match(read_request(kernel_file(tmp_path, body)))
+    subject = kernel_file(tmp_path, f"// no extern __shared__ float s[];\n{ONE_EACH}")
+    assert match(read_request(subject)).kernel is not None
+    kernel = match(read_request(kernel_file(tmp_path, body), ["--shared=4*block*items", "--block=64", "--items=2"])).kernel
+    assert kernel is not None
+    assert kernel._shared_bytes == 512
+
+
+@pytest.mark.parametrize("bits", [31, 32])
+def test_a_huge_matrix_has_no_more_rows_than_its_grid_takes(tmp_path: Path, bits: int) -> None:
+    words = ["--against=torch:add", "f32[rows, cols]", "f32[rows, cols]"]
+    body = INDEX + "long long at = blockIdx.y * cols + i; if (i < cols) out[at] = x[at] + y[at];"
+    subject = kernel_file(tmp_path, body, "long long rows, long long cols")
+    by_rows = match(read_request(subject, ["--grid=(cols+255)//256,rows", *words]))
+    sizes = dict(huge_case(by_rows, bits).sizes)
+    assert sizes["rows"] <= 65_535 < sizes["cols"]
+    assert 2**bits < sizes["rows"] * sizes["cols"] < 2**bits * 1.001
+    assert by_rows.refusal(sizes) == ""
+    assert by_rows.refusal({"rows": 65_536, "cols": 1}) == (
+        "add: grid.y is 65536; allowed: 0 to 65535. Let a thread do more, or use another axis."
+    )
+    assert dict(huge_case(match(read_request(subject, words)), bits).sizes)["cols"] == 1031
+
+
+def test_a_grid_that_no_gpu_takes_is_an_error_if_small_and_a_note_if_huge(tmp_path: Path) -> None:
+    with pytest.raises(RangeError, match=r"with n = 1,000, add: grid\.z is 80000; allowed: 0 to 65535"):
+        judge(read_request(kernel_file(tmp_path), ["--grid=n,1,80*min(n,1000)"]))
+    case = Case((("n", 70_000),))
+    body = "long long i = blockIdx.y; if (i < n) out[i] = x[i] + y[i];"
+    assert walked(tmp_path, body, case, words=("--grid=1,n",)).refused.startswith("add: grid.y is 70000")
+    found = judge(read_request(kernel_file(tmp_path, body), ["--grid=1,n", "--block=1"]))
+    assert found.exit_code == NOT_CHECKED
+    assert [note.partition(":")[0] for note in found.notes] == [
+        "n = 2,147,487,745 was not tried",
+        "n = 4,294,971,393 was not tried",
+        "not timed and not explained",
+    ]
+
+
+def test_a_kernel_is_judged_up_to_the_most_that_it_is_for(tmp_path: Path) -> None:
+    subject = kernel_file(tmp_path, ONE_EACH, "int n")
+    assert [finding.bug for finding in judge(read_request(subject)).findings] == ["index_32"]
+    found = judge(read_request(subject, ["--most=2^31-1"]))
+    assert (found.exit_code, found.notes) == (NOT_CHECKED, ("judged with up to 2,147,483,647 elements, as --most says",))
+    assert found.explanation is not None
+    assert found.explanation.num_elements == 2**27
+    few = match(read_request(subject, ["--most=1000"]))
+    assert max(dict(case.sizes)["n"] for case in size_cases(few)) == 1000
+    assert [(case.sizes, case.bits) for case in largest_cases(few)] == [((("n", 1000),), 0)]
+    assert {dict(case.sizes)["n"] for case in alignment_cases(few)} == {1000}
+    assert [(dict(case.sizes)["n"], case.bits) for case in largest_cases(match(read_request(subject, ["--most=2^31-1"])))] == [
+        (2**31 - 1, 30)
+    ]
+    explained = judge(read_request(subject, ["--most=1000"])).explanation
+    assert explained is not None
+    assert explained.num_elements == 1000
+
+
+def test_what_is_a_little_beside_its_tensor_is_no_index_that_wraps() -> None:
+    huge = trial(2**31 + 9, bits=31, reads=(("y", 1),), is_walked=True)
+    (finding,) = diagnose([*RIGHT, huge])
+    assert (finding.bug, "reads 1 element beside y" in finding.evidence) == ("outside", True)
+    assert [finding.bug for finding in diagnose([*RIGHT, replace(huge, reads=(("y", 2**31),))])] == ["index_32"]
+    assert [finding.bug for finding in diagnose([*RIGHT, replace(huge, num_unwritten=5)])] == ["index_32"]
+
+
+def test_results_in_another_order_are_told_where_they_are_due(tmp_path: Path) -> None:
+    path = tmp_path / "k.cu"
+    path.write_text('extern "C" __global__ void k(const float* x, float* out, long long rows, long long cols) {}')
+    matched = match(read_request(f"{path}:k", ["--against=torch:neg", "f32[rows, cols].t()"]))
+
+    def run(kernel: Any, launch: Any) -> None:
+        x, out, *_ = launch.arguments
+        out.as_strided((30,), (1,)).copy_(-x.reshape(-1))  # row by row
+
+    found = run_case(matched, Case((("rows", 5), ("cols", 6))), torch.device("cpu"), run)
+    assert (found.strides, found.num_wrong > 0) == ((1, 6), True)
+    (finding,) = diagnose([found])
+    assert "they are due where the function has them, with strides (1, 6), not row by row" in finding.evidence
+
+
+# ---- what does not end
+
+
+def test_a_walk_that_does_not_end_is_the_last_and_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wideload.analyze.ptx.MAX_STEPS", 1000)
+    found = judge(read_request(kernel_file(tmp_path, INDEX + "for (; i < n; i += 0) out[i] = x[i] + y[i];")))
+    assert found.num_walked == 2  # no element, and one
+    assert [note for note in found.notes if "n = 1, the walk of its PTX was stopped" in note]
+
+
+def test_after_a_launch_that_did_not_end_no_sanitizer_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from wideload.analyze.explain import GpuFigures
+
+    monkeypatch.setattr(
+        sys.modules["wideload.judge.child"],
+        "run_in_children",
+        lambda request, cases, device: (Trial(cases[2], error=f"{NO_ANSWER} 120 s"),),
+    )
+    monkeypatch.setattr(sys.modules["wideload.judge.judge"], "read_device", lambda device: GpuFigures(find_target("h200")))
+    found = judge(read_request(kernel_file(tmp_path)), device=torch.device("cuda", 0), sanitizing="yes")
+    assert [finding.bug for finding in found.findings] == ["hang"]
+    assert "compute-sanitizer was not run: a launch did not end" in found.notes
+
+
+def test_a_sanitizer_that_takes_too_long_ends_with_what_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool, started = tmp_path / "compute-sanitizer", tmp_path / "pid"
+    tool.write_text(f"#!/bin/sh\nsleep 60 &\necho $! > {started}\nwait\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(sys.modules["wideload.judge.sanitizer"], "_TIMEOUT_S", 1)
+    with pytest.raises(WideloadError, match="had not ended after 1 s"):
+        sanitize(tool, ["true"], "", {"PATH": os.environ["PATH"]})
+    child = Path("/proc", started.read_text().strip())
+    for _ in range(100):  # until whoever inherits it has taken note of its end
+        if not child.exists() or " Z " in (child / "stat").read_text():
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail(f"{child} is still there")

@@ -160,8 +160,36 @@ def test_what_nvrtc_refuses_names_the_line() -> None:
     with pytest.raises(CompileError, match=r">\s+2 \|   y\[0\] = nothing;"):
         _ = broken.plan("h200").compiled
     mangled = wl.raw("__global__ void f(float* y) { y[0] = 1; }", "f")
-    with pytest.raises(CompileError, match='declare it extern "C"'):
-        _ = mangled.plan("h200").compiled
+    for look in (lambda plan: plan.compiled, lambda plan: plan.ptx):
+        with pytest.raises(CompileError, match=r'kernel .f. is not extern "C".*Write extern "C" __global__ void f\('):
+            look(mangled.plan("h200"))
+
+
+@pytest.mark.parametrize(
+    ("header", "instead"),
+    [("cuda_fp16.h", "struct __half { unsigned short bits; };"), ("cuda_bf16.h", "bf16.cuh"), ("mine.h", "in its own source$")],
+)
+def test_an_include_is_told_what_to_write_instead(header: str, instead: str) -> None:
+    kernel = wl.raw(f'#include <{header}>\nextern "C" __global__ void f(float* y) {{}}', "f")
+    with pytest.raises(CompileError, match=f"NVRTC is given no headers here, and so no {header}: (?s:.*){instead}"):
+        _ = kernel.plan("h200").compiled
+
+
+def test_halves_need_no_header() -> None:
+    source = """
+    struct __half { unsigned short bits; };
+    extern "C" __global__ void f(const __half* x, __half* y)
+    {
+        float value;
+        __half twice;
+        asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(x[threadIdx.x].bits));
+        value *= 2;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(twice.bits) : "f"(value));
+        y[threadIdx.x] = twice;
+    }"""
+    kernel = wl.raw(source, "f")
+    assert [parameter.dtypes for parameter in kernel.parameters] == [(torch.float16,)] * 2
+    assert [access.width_bits for access in kernel.plan("h200").accesses] == [16, 16]
 
 
 def test_shared_memory_has_a_limit() -> None:

@@ -19,6 +19,7 @@ from wideload.errors import CompileError, WideloadError
 from wideload.ladder import routes, toolkit
 from wideload.ladder.routes import (
     SOURCES,
+    Route,
     RouteTime,
     build_extension,
     build_standalone,
@@ -48,17 +49,25 @@ def test_nvcc_builds_the_program_for_the_architecture_asked_for(nvcc: Nvcc, tmp_
 
 
 def test_the_program_builds_by_the_command_in_its_head_without_warnings(nvcc: Nvcc, tmp_path: Path) -> None:
-    words = next(line for line in SOURCES["standalone"].read_text().splitlines() if "nvcc -O3" in line).partition("&&")[0].split()[1:]
+    words = next(line for line in SOURCES[Route.STANDALONE].read_text().splitlines() if "nvcc -O3" in line).partition("&&")[0].split()[1:]
     assert words == ["nvcc", "-O3", "-arch=sm_90", "vector_add.cu", "-o", "vector_add"]
     strict = [str(nvcc.path), *words[1:3], "-Werror", "all-warnings", f"-L{nvcc.libraries}", words[3], "-o", str(tmp_path / "add")]
-    subprocess.run(strict, cwd=SOURCES["standalone"].parent, check=True)
+    subprocess.run(strict, cwd=SOURCES[Route.STANDALONE].parent, check=True)
+
+
+def test_a_program_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "add").write_text("mine")
+    run = command("--route", "standalone", "--target", "a100", "--output", str(tmp_path / "add"))
+    assert run.exit_code == 1
+    assert "is there already, and is not overwritten" in run.output
+    assert (tmp_path / "add").read_text() == "mine"
 
 
 @needs_no_gpu
 def test_a_call_that_fails_names_its_line_and_the_error(nvcc: Nvcc, tmp_path: Path) -> None:
     built = build_standalone("sm_90", tmp_path / "add")
     done = subprocess.run([built.path], capture_output=True, text=True)
-    source = SOURCES["standalone"].read_text().splitlines()
+    source = SOURCES[Route.STANDALONE].read_text().splitlines()
     line = next(number for number, text in enumerate(source, 1) if "CHECK(cudaSetDevice" in text)
     assert done.returncode == 1
     assert f"vector_add.cu:{line}: cudaSetDevice((int)index): cuda" in done.stderr
@@ -103,7 +112,7 @@ def test_what_the_program_prints_is_read(tmp_path: Path) -> None:
 
 
 def test_the_rows_are_those_that_the_source_prints() -> None:
-    source = SOURCES["standalone"].read_text()
+    source = SOURCES[Route.STANDALONE].read_text()
     for part in ('"%-5s %10.2f us %8.1f GB/s"', '" %6.1f %% of nominal, least %.2f us"', '"; %lld of %lld results wrong\\n"'):
         assert part in source
 
@@ -143,7 +152,7 @@ def test_nvcc_compiles_the_extension_against_torch(nvcc: Nvcc, tmp_path: Path) -
     options = ["-c", "-O1", "-arch=sm_90", "-std=c++20", "-isystem", str(include), "--expt-relaxed-constexpr", *torchs]
     build_options = [] if torch.version.cuda else ["-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE"]
     target = tmp_path / "extension.o"
-    subprocess.run([nvcc.path, *options, *build_options, SOURCES["extension"], "-o", target], check=True)
+    subprocess.run([nvcc.path, *options, *build_options, SOURCES[Route.EXTENSION], "-o", target], check=True)
     symbols = subprocess.run(["nm", "-C", target], capture_output=True, text=True, check=True).stdout
     assert " T vector_add(at::Tensor const&, at::Tensor const&)" in symbols
 
@@ -224,7 +233,7 @@ def test_the_command_builds_for_a_target(nvcc: Nvcc, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("wrong", "status"), [("", 0), ("7 of 1024 results are wrong", 1)])
 def test_the_command_runs_what_it_builds(monkeypatch: pytest.MonkeyPatch, wrong: str, status: int) -> None:
-    built = routes.Built("standalone", "/of/add", "sm_90", "13.0.88")
+    built = routes.Built(Route.STANDALONE, "/of/add", "sm_90", "13.0.88")
     monkeypatch.setattr("wideload.cli._find_device", lambda name: torch.device("cuda", 1))
     monkeypatch.setattr("wideload.cli.device_arch", lambda index: "sm_90")
     monkeypatch.setattr(routes, "build_standalone", lambda arch, output: built)
@@ -240,7 +249,9 @@ def test_the_command_runs_what_it_builds(monkeypatch: pytest.MonkeyPatch, wrong:
 
 
 def test_the_command_prints_the_source_and_refuses_what_does_not_fit() -> None:
-    assert command("--route", "extension", "--source").stdout.startswith(f"// {SOURCES['extension']}\n// The first kernels as a function")
+    assert command("--route", "extension", "--source").stdout.startswith(
+        f"// {SOURCES[Route.EXTENSION]}\n// The first kernels as a function"
+    )
     assert command("add_bf16_vec8", "--route", "extension").exit_code == 2
 
 

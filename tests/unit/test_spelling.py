@@ -16,7 +16,7 @@ import wideload as wl
 from wideload import ops, spelling
 from wideload.errors import DtypeError, LayoutError, WideloadError
 from wideload.measure import random_tensor
-from wideload.spelling import default_operands, evaluate_size, find_function, find_rival, make_arguments, sweep_sizes
+from wideload.spelling import default_operands, evaluate_size, evaluate_sizes, find_function, find_rival, make_arguments, sweep_sizes
 
 
 @pytest.fixture(autouse=True)
@@ -388,6 +388,12 @@ def test_a_name_is_swept_once() -> None:
 
 def test_sizes_are_arithmetic() -> None:
     assert evaluate_size("2*3*n^2 + 1Mi", {"n": 5}) == 150 + 2**20
+    assert evaluate_size("max(2, min(n, 3), n // 2)", {"n": 9}) == 4
+    assert evaluate_sizes("min(n, 3), (n + 1) * 2", {"n": 9}) == (3, 20)
+    assert evaluate_sizes("7") == (7,)
+    for text in ("min()", "abs(3)", "min(3, key=4)", "min(f32, 3)"):
+        with pytest.raises(WideloadError):
+            evaluate_size(text)
     with pytest.raises(WideloadError, match="'m' is no dtype"):
         evaluate_size("m", {"n": 5})
 

@@ -224,3 +224,18 @@ def test_the_command_reads_files(tmp_path: Path) -> None:
     path.write_bytes(compile_cubin(KERNEL, arch="sm_86", name="f").code)
     run = CliRunner().invoke(app, ["targets", str(path), "--json"])
     assert json.loads(run.stdout)["images"] == ["sm_86"]
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("sm_90", "write -arch=sm_90, or -gencode arch=compute_90,code=sm_90 for its SASS without PTX"),
+        ("sm_90a", "write -arch=sm_90a, or -gencode arch=compute_90a,code=sm_90a for"),
+        ("compute_80", "write -arch=compute_80$"),
+    ],
+)
+def test_a_target_by_itself_is_told_its_option(word: str, message: str) -> None:
+    with pytest.raises(WideloadError, match=message):
+        parse_flags([word])
+    option = message.removeprefix("write ").partition(", or ")[0].removesuffix("$")
+    assert parse_flags([option])[0].name == word

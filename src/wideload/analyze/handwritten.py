@@ -39,7 +39,7 @@ from wideload.analyze.explain import (
 from wideload.analyze.figure import Figure, assumed, computed
 from wideload.analyze.inflight import DRAM_LATENCY_NS, bytes_in_flight_per_sm, littles_law_bytes
 from wideload.analyze.occupancy import Occupancy, occupancy
-from wideload.analyze.ptx import MAX_STEPS, Dim3, PtxAccess, Touched, Walk, walk_ptx
+from wideload.analyze.ptx import MAX_STEPS, SAMPLED_THREADS, Dim3, PtxAccess, Touched, Walk, walk_ptx
 from wideload.analyze.sectors import SECTOR_BYTES, WARP_SIZE
 from wideload.dtypes import dtype_name
 from wideload.gpus import bytes_in_flight_target
@@ -109,11 +109,17 @@ class _Facts:
 
 
 def walk_kernel(
-    ptx: str, name: str, grid: Dim3, block: Dim3, operands: Sequence[Operand | None], numbers: Sequence[int | float | None]
+    ptx: str,
+    name: str,
+    grid: Dim3,
+    block: Dim3,
+    operands: Sequence[Operand | None],
+    numbers: Sequence[int | float | None],
+    sampled_threads: int = SAMPLED_THREADS,
 ) -> Walk:
     """Execute some blocks: ``operands`` and ``numbers`` are the arguments, one of the two for each. The regions are the operands'."""
     arguments = [number if operand is None else operand.address_bytes for operand, number in zip(operands, numbers, strict=True)]
-    return walk_ptx(ptx, name, grid, block, arguments, [operand.region for operand in operands if operand])
+    return walk_ptx(ptx, name, grid, block, arguments, [operand.region for operand in operands if operand], sampled_threads)
 
 
 def requested_sectors(walk: Walk) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from wideload.analyze.budget import UNITS, Unit
 from wideload.analyze.sectors import SECTOR_BYTES, WARP_SIZE
 from wideload.errors import CompileError
 
-__all__ = ["MAX_STEPS", "Dim3", "Outside", "PtxAccess", "Touched", "Walk", "walk_ptx"]
+__all__ = ["MAX_STEPS", "SAMPLED_THREADS", "Dim3", "Outside", "PtxAccess", "Touched", "Walk", "walk_ptx"]
 
 Kind = Literal["load", "store", "atomic"]
 Space = Literal["global", "shared"]
@@ -26,7 +26,8 @@ Dim3 = tuple[int, int, int]
 
 MAX_STEPS = 100_000
 """Instructions executed, all lanes of the sampled blocks at once, some microseconds each; beyond, a walk ends and says so."""
-_SAMPLED_THREADS = 1 << 12
+SAMPLED_THREADS = 1 << 12
+"""Of all sampled blocks together, where a caller names no other number."""
 _TALLIED_TURNS = 32
 """Of a loop; what its accesses touch in later turns is taken to be like it."""
 _MIN_SAMPLED_BLOCKS = 5
@@ -74,6 +75,8 @@ class Touched:
     sectors: float
     end: int
     """The address behind the last byte that is touched."""
+    is_by_last: bool = False
+    """Whether the last block of the grid touches any of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,8 @@ class Walk:
     """Whether every branch and address was known, and the walk came to its end."""
     is_cut: bool = False
     """Whether it ended after `MAX_STEPS`, before the kernel did."""
+    is_whole: bool = False
+    """Whether all blocks were executed, and all turns of their loops counted: bytes and sectors are then no estimate."""
     outside: tuple[Outside, ...] = ()
     """Of addresses that are known, where no value in memory decides whether they are touched."""
     raced_bytes: int = 0
@@ -157,14 +162,16 @@ def walk_ptx(
     block: Dim3,
     arguments: Sequence[int | float | None],
     regions: Sequence[tuple[int, int]],
+    sampled_threads: int = SAMPLED_THREADS,
 ) -> Walk:
     """Execute ``kernel`` for the first, the last and some blocks in between, which stand for those beside them.
 
     ``arguments`` are the kernel's, pointers as byte addresses; None is a number that is not known. ``regions`` are the first address of
-    each operand and the one behind its last. Branches on values in memory are taken to fall through, unless they skip a loop (a slow
-    path). Raises ``CompileError`` where ``ptx`` has no such kernel.
+    each operand and the one behind its last. A grid of no more than ``sampled_threads`` is executed as a whole.
+    Branches on values in memory are taken to fall through, unless they skip a loop (a slow path). Raises ``CompileError`` where ``ptx``
+    has no such kernel.
     """
-    return _Machine(_parse(ptx, kernel), grid, block, arguments, regions).run()
+    return _Machine(_parse(ptx, kernel), grid, block, arguments, regions, sampled_threads).run()
 
 
 # ---- reading
@@ -194,7 +201,8 @@ def _parse(ptx: str, kernel: str) -> _Program:
     body = text[start + 1 : _closing(text, start)]
     shared: dict[str, int] = {}
     offset = _SHARED_BASE
-    for variable in re.finditer(r"\.shared\s+\.align\s+(\d+)\s+\.[a-z](\d+)\s+([\w$]+)(?:\[(\d*)\])?", text):
+    variables = re.finditer(r"\.shared\s+\.align\s+(\d+)\s+\.[a-z](\d+)\s+([\w$]+)(?:\[(\d*)\])?", text)
+    for variable in sorted(variables, key=lambda found: found[4] == ""):  # what has no size, the launch gives: behind all others
         align = int(variable[1])
         offset = -(-offset // align) * align
         shared[variable[3]] = offset
@@ -359,11 +367,12 @@ class _Machine:
         block: Dim3,
         arguments: Sequence[int | float | None],
         regions: Sequence[tuple[int, int]],
+        sampled_threads: int,
     ) -> None:
         self.program, self.regions = program, regions
         threads = block[0] * block[1] * block[2]
         num_blocks = grid[0] * grid[1] * grid[2]
-        wanted = min(num_blocks, max(_MIN_SAMPLED_BLOCKS, _SAMPLED_THREADS // threads))
+        wanted = min(num_blocks, max(_MIN_SAMPLED_BLOCKS, sampled_threads // threads))
         self.blocks = np.unique(np.linspace(0, num_blocks - 1, wanted).astype(np.int64))
         # Partial last warps are padded, so that warps do not straddle blocks.
         padded = -(-threads // WARP_SIZE) * WARP_SIZE
@@ -774,6 +783,7 @@ class _Machine:
             has_loops=bool((self.executed > threads).any()),
             is_exact=self.is_exact,
             is_cut=self.is_cut,
+            is_whole=len(self.blocks) == self.num_blocks and all((t.tallied == t.requests).all() for t in self.tallies.values()),
             outside=tuple(Outside(*key, nbytes) for key, nbytes in self.outside.items()),
             raced_bytes=self._raced_bytes(),
         )
@@ -838,7 +848,7 @@ class _Machine:
         num = len(self.blocks)
         counts = (np.bincount(blocks, minlength=num) * grain, np.bincount(sector_blocks, minlength=num))
         nbytes, num_sectors = (self._whole(count * turns) for count in counts)
-        return Touched(nbytes, num_sectors, int(places.max()) + grain)
+        return Touched(nbytes, num_sectors, int(places.max()) + grain, bool((blocks == num - 1).any()))
 
 
 def _zeros(size: int) -> _Values:

@@ -186,6 +186,11 @@ def _read_options(words: Iterable[str]) -> Iterable[tuple[str, str]]:
             yield _LONG.get(option[1], option[1]), value.strip("\"'")
         elif _TORCH_TARGET.fullmatch(word):
             yield "torch", word
+        elif target := _TARGET.fullmatch(word):
+            kind, major, minor, suffix = target.groups()
+            number = f"{major}{minor}{suffix}"
+            alone = "" if kind != "sm" else f", or -gencode arch=compute_{number},code=sm_{number} for its SASS without PTX"
+            raise WideloadError(f"{word} stands without its option: write -arch={word}{alone}")
         elif not word.startswith("-"):
             raise WideloadError(f"{word!r} is no option of nvcc, no target such as 8.0+PTX, and no file")
 

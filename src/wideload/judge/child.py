@@ -21,7 +21,7 @@ from wideload.decode import decode
 from wideload.errors import WideloadError
 from wideload.judge.matching import match
 from wideload.judge.request import Request
-from wideload.judge.trial import GUARD_BYTES, Case, Trial, launch_here, needed_bytes, run_case
+from wideload.judge.trial import GUARD_BYTES, NO_ANSWER, Case, Trial, launch_and_wait, needed_bytes, run_case
 
 __all__ = ["COMMAND", "child_environment", "job_text", "run_in_children"]
 
@@ -96,7 +96,7 @@ def _run_child(
         try:
             line = lines.get(timeout=timeout_s)
         except queue.Empty:
-            fault = f"no answer within {timeout_s:.0f} s"
+            fault = f"{NO_ANSWER} {timeout_s:.0f} s"
             break
         if line is None:
             status = process.wait()
@@ -134,7 +134,7 @@ def _run_cases(job: dict[str, Any]) -> Iterator[Trial]:
                 yield Trial(case, refused=_NO_ROOM)
                 continue
             try:
-                trial = run_case(matched, case, device, launch_here, job["guard"])
+                trial = run_case(matched, case, device, launch_and_wait, job["guard"])
             except torch.OutOfMemoryError:  # what the function takes in between is its own matter
                 trial = Trial(case, refused=_NO_ROOM)
             yield trial

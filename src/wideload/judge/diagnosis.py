@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from wideload.judge.sanitizer import Fault
@@ -16,14 +16,15 @@ from wideload.judge.trial import Trial
 __all__ = ["BUGS", "Bug", "Finding", "diagnose"]
 
 Bug = Literal[
-    "race", "index_32", "no_bounds_check", "outside", "tail", "misaligned", "input_written", "wrong_stream", "unwritten",
-    "special_values", "wrong", "refused", "hang", "error",
+    "race", "index_32", "no_bounds_check", "outside", "tail", "misaligned", "input_written", "wrong_stream", "result_read",
+    "unwritten", "special_values", "wrong", "refused", "hang", "error",
 ]  # fmt: skip
 """docs/judge.md says what each means."""
 
 BUGS: dict[Bug, str] = {
     "race": "Put __syncthreads() between writing shared memory and reading what other threads wrote, and before it is written again.",
-    "index_32": "Make the index 64 bits wide before it is multiplied: (long long)blockIdx.x * blockDim.x + threadIdx.x, and n a long long.",
+    "index_32": "Make the index 64 bits wide before it is multiplied: (long long)blockIdx.x * blockDim.x + threadIdx.x, and n a long long. "
+    "If so many are not asked for, say how many are: --most 2^31-1.",
     "no_bounds_check": "Guard the index: if (i < n). The last block has more threads than there are elements left.",
     "outside": "See which index is computed beside its tensor; --sanitize on a GPU names the line.",
     "tail": "Let what is left behind the last whole vector be done too, by single elements.",
@@ -31,6 +32,7 @@ BUGS: dict[Bug, str] = {
     "as a pointer to the vector (float4*), so that what is misaligned is refused.",
     "input_written": "Write through the output's pointer alone; read inputs through const __restrict__ pointers.",
     "wrong_stream": "Launch on the current stream: torch.cuda.current_stream(), at::cuda::getCurrentCUDAStream(); never stream 0.",
+    "result_read": "Write results, out[i] = v: what their memory held before the launch is no zero to add to (+=, atomicAdd).",
     "unwritten": "Write every element: see --items and --grid, and that the loop goes on until n.",
     "special_values": "Keep NaN a NaN, an infinity one, and the sign of zero: fmax drops NaN, inf - inf and 0 * inf make one, "
     "exp overflows from 88.7 on.",
@@ -41,10 +43,10 @@ BUGS: dict[Bug, str] = {
 }  # fmt: skip
 """What to do about each."""
 
-_HUGE_BITS_SHOWN = {31: "2^31", 32: "2^32"}
+_LEAST_WRAP = 1 << 27
+"""Elements by which an index that wraps is off, at least: 2^31 bytes of 16 bytes each."""
 _OUTSIDE = re.compile(r"illegal (memory access|address)|use-after-poison|heap-buffer-overflow|SEGV|must not change", re.IGNORECASE)
 _MISALIGNED = re.compile(r"misaligned", re.IGNORECASE)
-_HANG = re.compile(r"no answer within", re.IGNORECASE)
 _DOES_NOT_FIT = re.compile(r"argument \w+ \([\w ]+\) is \d+; allowed: ")
 _TAIL_WIDTHS = tuple(1 << power for power in range(1, 14))
 """Elements that a thread, or a block, may take at a time: a vector's two up to 1024 threads of eight."""
@@ -80,6 +82,7 @@ _TITLES: dict[Bug, str] = {
     "misaligned": "misaligned vector access",
     "input_written": "input written",
     "wrong_stream": "wrong stream",
+    "result_read": "result read",
     "unwritten": "results not written",
     "special_values": "special values",
     "wrong": "wrong results",
@@ -96,6 +99,7 @@ def diagnose(trials: Sequence[Trial], faults: Sequence[Fault] = ()) -> tuple[Fin
     of the same bug are one finding, by the run.
     """
     found: list[Finding] = []
+    trials = _credible(trials)
     left = [trial for trial in trials if not trial.is_right]
     right = [trial for trial in trials if trial.is_right]
     for rule in _RULES:
@@ -104,6 +108,13 @@ def diagnose(trials: Sequence[Trial], faults: Sequence[Fault] = ()) -> tuple[Fin
             found.append(finding)
         left = [trial for trial in left if trial not in explained]
     return tuple(found)
+
+
+def _credible(trials: Sequence[Trial]) -> list[Trial]:
+    """Without results that a walk misses, and a right run of the same case, or of a larger huge one, has."""
+    right = [trial.case for trial in trials if trial.is_right and not trial.is_walked]
+    most = max((case.bits for case in right), default=0)
+    return [replace(t, num_unwritten=0) if t.is_walked and (t.case in right or 0 < t.case.bits <= most) else t for t in trials]
 
 
 _Rule = Callable[[Sequence[Trial], Sequence[Trial], Sequence[Fault]], tuple[Finding | None, Sequence[Trial]]]
@@ -147,8 +158,8 @@ def _race(left: Sequence[Trial], right: Sequence[Trial], faults: Sequence[Fault]
 
 
 def _index(left: Sequence[Trial], right: Sequence[Trial], faults: Sequence[Fault]) -> tuple[Finding | None, Sequence[Trial]]:
-    """What is wrong only where there are more than 2**31 elements."""
-    huge = [t for t in left if t.case.bits]
+    """What is wrong only in huge cases, unless no more than an access that is a little beside its tensor."""
+    huge = [t for t in left if t.case.bits and not _is_little_beside(t)]
     if not huge:
         return _NOTHING
     too_narrow = [t for t in huge if _DOES_NOT_FIT.search(t.refused)]
@@ -156,7 +167,7 @@ def _index(left: Sequence[Trial], right: Sequence[Trial], faults: Sequence[Fault
     if not too_narrow and any(not t.refused for t in small):
         return None, huge  # the same as at small sizes
     t = _first(too_narrow or huge)
-    where = f"with {t.case}, more than {_HUGE_BITS_SHOWN[t.case.bits]} elements,"
+    where = f"with {t.case}, more than 2^{t.case.bits} elements,"
     if too_narrow:
         return Finding("index_32", f"{where} {_lower(t.refused)}"), huge
     if t.refused:
@@ -177,15 +188,25 @@ def _lower(text: str) -> str:
     return text[:1].lower() + text[1:]
 
 
+def _is_little_beside(t: Trial) -> bool:
+    """Whether all that is wrong is an access beside a tensor, by less than an index that wraps is off."""
+    beside = max(t.before, t.behind, *(count for _, count in t.reads), 0)
+    return 0 < beside < _LEAST_WRAP and replace(t, before=0, behind=0, reads=()).is_right
+
+
+def _elements(count: int) -> str:
+    return f"{count:,} element{'s' if count != 1 else ''}"
+
+
 def _beside(t: Trial) -> str:
     verb = "writes" if t.is_walked else "wrote"
     parts = []
     if t.behind:
-        parts.append(f"{verb} {t.behind:,} elements behind its output")
+        parts.append(f"{verb} {_elements(t.behind)} behind its output")
     if t.before:
-        parts.append(f"{verb} {t.before:,} elements before its output")
+        parts.append(f"{verb} {_elements(t.before)} before its output")
     if t.reads:
-        parts.append(f"reads {max(count for _, count in t.reads):,} elements beside {' and '.join(name for name, _ in t.reads)}")
+        parts.append(f"reads {_elements(max(count for _, count in t.reads))} beside {' and '.join(name for name, _ in t.reads)}")
     return "the kernel " + " and ".join(parts) if parts else ""
 
 
@@ -254,7 +275,8 @@ def _alignment(left: Sequence[Trial], right: Sequence[Trial], faults: Sequence[F
     if not explained:
         return Finding("misaligned", f"compute-sanitizer: {reported[0]}"), ()
     t = _first(explained)
-    where = " and pointers one element behind a multiple of 16 bytes" if any(t.case.shifts) else ""
+    off = " and ".join(f"{shift} elements" if shift > 1 else "one element" for shift in sorted({*t.case.shifts} - {0}))
+    where = f" and pointers {off} behind a multiple of 16 bytes" if off else ""
     walked = list(dict.fromkeys(name for t in explained for name in t.misaligned))
     by_ptx = (
         f"{' and '.join(walked)} {'are' if len(walked) > 1 else 'is'} accessed where its width is no divisor of the address, by its PTX"
@@ -285,6 +307,16 @@ def _stream(left: Sequence[Trial], right: Sequence[Trial], faults: Sequence[Faul
     return Finding("wrong_stream", text), explained
 
 
+def _result_read(left: Sequence[Trial], right: Sequence[Trial], faults: Sequence[Fault]) -> tuple[Finding | None, Sequence[Trial]]:
+    explained = [t for t in left if t.is_result_read]
+    if not explained:
+        return _NOTHING
+    t = _first(explained)
+    launched_once = [t for t in left if t.case.is_on_stream]
+    text = f"with {t.case}, results hang on what their memory held before the launch"
+    return Finding("result_read", text), [*explained, *launched_once]
+
+
 def _rest(bug: Bug, wants: Callable[[Trial], bool], say: Callable[[Trial], str]) -> _Rule:
     def rule(left: Sequence[Trial], right: Sequence[Trial], faults: Sequence[Fault]) -> tuple[Finding | None, Sequence[Trial]]:
         explained = [t for t in left if wants(t)]
@@ -306,7 +338,7 @@ def _special(left: Sequence[Trial], right: Sequence[Trial], faults: Sequence[Fau
 
 
 _RULES: tuple[_Rule, ...] = (
-    _rest("hang", lambda t: bool(_HANG.search(t.error)), lambda t: t.error),
+    _rest("hang", lambda t: t.has_hung, lambda t: t.error),
     _race,
     _index,
     _alignment,
@@ -314,6 +346,7 @@ _RULES: tuple[_Rule, ...] = (
     _tail,
     _inputs,
     _stream,
+    _result_read,
     _rest(
         "unwritten",
         lambda t: bool(t.num_unwritten),
@@ -326,7 +359,10 @@ _RULES: tuple[_Rule, ...] = (
     _rest(
         "wrong",
         lambda t: bool(t.num_wrong),
-        lambda t: f"{t.num_wrong:,} of {t.num_elements:,} results differ, from element {t.first_wrong:,} on",
+        lambda t: (
+            f"{t.num_wrong:,} of {t.num_elements:,} results differ, from element {t.first_wrong:,} on"
+            + (f"; they are due where the function has them, with strides {t.strides}, not row by row" if t.strides else "")
+        ),
     ),
     _rest("refused", lambda t: bool(t.refused), lambda t: _lower(t.refused)),
     _rest("error", lambda t: bool(t.error), lambda t: f"the device reported {t.error!r}"),

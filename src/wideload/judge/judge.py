@@ -14,14 +14,15 @@ from typing import Any, Literal
 import torch
 
 from wideload.analyze.explain import Explanation
-from wideload.errors import DeviceError, WideloadError
+from wideload.analyze.ptx import MAX_STEPS
+from wideload.errors import DeviceError, RangeError, WideloadError
 from wideload.gpus import find_target
 from wideload.judge import child
 from wideload.judge.diagnosis import Finding, diagnose
 from wideload.judge.matching import Match, Operands, match
 from wideload.judge.request import Request
 from wideload.judge.sanitizer import Fault, find_sanitizer, sanitize
-from wideload.judge.trial import Case, Run, Trial, alignment_cases, huge_case, run_case, size_cases
+from wideload.judge.trial import Case, Run, Trial, alignment_cases, largest_cases, run_case, size_cases
 from wideload.judge.walked import walk_case
 from wideload.measure import bench, random_tensor, roofline
 from wideload.measure.roofline import read_device
@@ -37,7 +38,8 @@ _ELSEWHERE = "h200"
 """What is explained for where there is no GPU."""
 _TIMED_ELEMENTS = 1 << 27
 """Of what is timed and explained: several times any L2, as three vectors of halves."""
-_COLUMNS = 4096
+_COLUMNS, _FEW_COLUMNS = 4096, 32
+"""Of what is timed: as wide as a model's rows, or, where each column is a vector of its own (a head), as many as a model has."""
 _AT_THE_WALL = 0.97
 _BYTES_PER_GB = 1e9
 
@@ -156,7 +158,8 @@ def judge(
 
     On a CUDA ``device`` every launch is made by a process of its own, which may die. Elsewhere, ``run`` runs launches on the CPU; without
     it only the kernel's addresses are looked at, for ``target``, a GPU's name. ``advance`` is told what begins. Raises ``CompileError``
-    for what NVRTC refuses, ``LayoutError`` for parameters that mean nothing, ``DeviceError`` for a function without a GPU.
+    for what NVRTC refuses, ``LayoutError`` for parameters that mean nothing, ``RangeError`` for a block or a grid that no GPU launches,
+    ``DeviceError`` for a function without a GPU.
     """
     matched = match(request)
     is_gpu = device is not None and device.type == "cuda" and target is None
@@ -168,14 +171,21 @@ def judge(
         sizes = dict(size_cases(matched)[-1].sizes)
         laid_out = matched.make(sizes)
         matched.launch(sizes, laid_out, matched.shapes(laid_out))  # what does not match is one error, not one a case
+        for case in size_cases(matched):
+            if refusal := matched.refusal(dict(case.sizes)):
+                raise RangeError(f"with {case}, {refusal}")
+    largest = _largest(matched, notes)
     advance("compiling")
-    walked = _walk(matched, meant.arch) if matched.kernel else ()
+    walked = _walk(matched, meant.arch, largest, notes) if matched.kernel else ()
     ran: tuple[Trial, ...] = ()
     faults: tuple[Fault, ...] = ()
     if is_gpu:
         advance("running")
-        ran = _run(request, matched, str(device), notes)
-        faults = _sanitize(request, matched, str(device), sanitizing, notes)
+        ran = _run(request, matched, largest, str(device), notes)
+        if any(trial.has_hung for trial in ran):
+            notes.append("compute-sanitizer was not run: a launch did not end")
+        else:
+            faults = _sanitize(request, matched, str(device), sanitizing, notes)
     elif run is not None:
         cpu = torch.device("cpu")
         ran = tuple(run_case(matched, case, cpu, run) for case in (*size_cases(matched), *alignment_cases(matched)))
@@ -185,7 +195,10 @@ def judge(
     explanation = measured = None
     if not findings:
         advance("measuring")
-        explanation, measured = _measure(matched, device if is_gpu else None, target or _ELSEWHERE, max_seconds)
+        if refusal := matched.refusal(_timed_sizes(matched)):
+            notes.append(f"not timed and not explained: {refusal}")
+        else:
+            explanation, measured = _measure(matched, device if is_gpu else None, target or _ELSEWHERE, max_seconds)
     gpu = meant.gpu.name if meant.gpu else meant.arch
     next_step = _next(findings, explanation, measured, bool(ran))
     where = f"{gpu} ({meant.arch})"
@@ -194,24 +207,48 @@ def judge(
     )
 
 
-def _walk(matched: Match, arch: str) -> tuple[Trial, ...]:
+def _largest(matched: Match, notes: list[str]) -> tuple[Case, ...]:
+    """The largest cases whose grid a GPU launches."""
+    cases = []
+    for case in largest_cases(matched):
+        if refusal := matched.refusal(dict(case.sizes)):
+            notes.append(f"{case} was not tried: {refusal}")
+        else:
+            cases.append(case)
+    if matched.request.most is not None:
+        notes.append(f"judged with up to {matched.request.most:,} elements, as --most says")
+    return tuple(cases)
+
+
+def _walk(matched: Match, arch: str, largest: Sequence[Case], notes: list[str]) -> tuple[Trial, ...]:
+    """Walk each case, small ones first; one that does not come to its end is the last, since each larger one would take as long."""
     assert matched.kernel is not None
     plan = matched.kernel.plan(arch)
     ptx = plan.ptx  # raises what NVRTC refuses
-    cases = [case for case in (*size_cases(matched), *alignment_cases(matched)) if not case.is_special]
-    return tuple(walk_case(matched, ptx, case) for case in (*cases, huge_case(matched, 31), huge_case(matched, 32)))
+    walked: list[Trial] = []
+    for case in (*size_cases(matched), *alignment_cases(matched), *largest):
+        if case.is_special:
+            continue
+        walked.append(walk_case(matched, ptx, case))
+        if walked[-1].is_cut:
+            notes.append(f"with {case}, the walk of its PTX was stopped after {MAX_STEPS:,} instructions; what follows was not walked")
+            break
+    return tuple(walked)
 
 
-def _run(request: Request, matched: Match, device: str, notes: list[str]) -> tuple[Trial, ...]:
+def _run(request: Request, matched: Match, largest: Sequence[Case], device: str, notes: list[str]) -> tuple[Trial, ...]:
     on_stream = Case(size_cases(matched)[-1].sizes, is_on_stream=True)
-    ran = child.run_in_children(request, (*size_cases(matched), on_stream, *alignment_cases(matched)), device)
+    small = (*size_cases(matched), *(case for case in largest if not case.bits), on_stream, *alignment_cases(matched))
+    ran = child.run_in_children(request, small, device)
+    huge = [case for case in largest if case.bits]
+    if not huge:
+        return ran
     is_wrong = not all(trial.is_right for trial in ran)
-    for bits in (32, 31):
-        found = () if is_wrong else child.run_in_children(request, [huge_case(matched, bits)], device)
-        if found:
+    for case in () if is_wrong else reversed(huge):  # what the largest shows, the smaller ones do
+        if found := child.run_in_children(request, [case], device):
             return (*ran, *found)
     why = "small sizes are wrong already" if is_wrong else "the device has no room for them"
-    notes.append(f"more than 2^31 elements were not run: {why}")
+    notes.append(f"more than 2^{huge[0].bits} elements were not run: {why}")
     return ran
 
 
@@ -238,13 +275,14 @@ def _sanitize(request: Request, matched: Match, device: str, sanitizing: Sanitiz
 
 
 def _timed_sizes(matched: Match) -> dict[str, int]:
-    """About `_TIMED_ELEMENTS`, with whole rows."""
-    last = {} if len(matched.names) == 1 else {matched.names[1]: _COLUMNS}
-    per_unit = matched.shapes(matched.make({matched.names[0]: 1, **last}))[0].numel()
-    if per_unit > _TIMED_ELEMENTS // _COLUMNS:  # columns of many elements each
-        last = {matched.names[1]: 32}
-        per_unit = matched.shapes(matched.make({matched.names[0]: 1, **last}))[0].numel()
-    return {matched.names[0]: max(1, _TIMED_ELEMENTS // max(1, per_unit)), **last}
+    """About `_TIMED_ELEMENTS`, or the most that the subject is for, with whole rows."""
+    most = min(_TIMED_ELEMENTS, matched.request.most or _TIMED_ELEMENTS)
+    for columns in (_COLUMNS, _FEW_COLUMNS):  # few, where a column has many elements
+        last = {name: min(columns, most) for name in matched.names[1:]}
+        per_unit = max(1, matched.shapes(matched.make({matched.names[0]: 1, **last}))[0].numel())
+        if per_unit <= _TIMED_ELEMENTS // _COLUMNS:
+            break
+    return {matched.names[0]: max(1, most // per_unit), **last}
 
 
 def _measure(matched: Match, device: torch.device | None, target: str, max_seconds: float) -> tuple[Explanation | None, Measured | None]:

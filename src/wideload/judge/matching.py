@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 from wideload.dtypes import dtype_name
-from wideload.errors import LayoutError, WideloadError
+from wideload.errors import LayoutError, RangeError, WideloadError
 from wideload.fused import FusedFunction
 from wideload.judge.request import Request
 from wideload.measure.outcome import tensors_of
 from wideload.prototype import Parameter
-from wideload.raw_kernel import RawKernel
-from wideload.spelling import evaluate_size, find_function, make_arguments
+from wideload.raw_kernel import RawKernel, check_block, check_grid, raw
+from wideload.spelling import evaluate_size, evaluate_sizes, find_function, make_arguments
 
 __all__ = ["Launch", "Match", "Operands", "match"]
 
@@ -91,9 +91,18 @@ class Match:
         return Operands(tuple(args), named)
 
     def shapes(self, operands: Operands) -> list[torch.Tensor]:
-        """What the function returns for them, on ``meta``."""
+        """What the function returns for them, on ``meta``. Raises ``LayoutError`` with what it raises itself."""
         plain = self.function.__wrapped__ if isinstance(self.function, FusedFunction) else self.function
-        return tensors_of(plain(*operands.args, **operands.named))
+        try:
+            found = tensors_of(plain(*operands.args, **operands.named))
+        except WideloadError:
+            raise
+        except Exception as error:  # whatever a user's function raises
+            said = (str(error) or type(error).__name__).splitlines()[0]
+            raise LayoutError(f"{self.request.against} does not take {' '.join(self.operands)}: {said}") from error
+        if not found:
+            raise LayoutError(f"{self.request.against} returns no tensor for {' '.join(self.operands)}, and nothing is there to compare")
+        return found
 
     def compute(self, operands: Operands) -> list[torch.Tensor]:
         """What the function returns: torch's own operators, of a fused function."""
@@ -168,14 +177,22 @@ class Match:
     def _grid(self, sizes: Mapping[str, int], results: Sequence[torch.Tensor]) -> Dims:
         items, block = self.request.items, math.prod(self.request.block)
         known = {**self._sizes(sizes, results), "items": items, "block": block}
-        if self.request.grid:
-            return tuple(evaluate_size(text, known) for text in self.request.grid)
-        return (-(-results[0].numel() // (items * block)),)
+        return evaluate_sizes(self.request.grid, known) if self.request.grid else (-(-results[0].numel() // (items * block)),)
+
+    def refusal(self, sizes: Mapping[str, int]) -> str:
+        """Why no GPU launches the kernel's grid at these sizes; empty where it does, and for what is no kernel."""
+        if self.kernel is None:
+            return ""
+        try:
+            check_grid(self.kernel.__name__, self._grid(sizes, self.shapes(self.make(sizes))))
+        except RangeError as error:
+            return str(error)
+        return ""
 
 
 def match(request: Request) -> Match:
     """Find the subject and the function, and read the operands. Raises ``WideloadError`` for what is not there or means nothing."""
-    subject, function = find_function(request.subject), find_function(request.against)
+    subject, function = _find_subject(request), find_function(request.against)
     operands = request.operands or _made_up(subject, request)
     inside = " ".join(found for operand in operands for found in _SHAPE.findall(operand))
     names = tuple(dict.fromkeys(_NAME.findall(inside)))
@@ -188,6 +205,25 @@ def match(request: Request) -> Match:
 
 
 _MOST_NAMES = 2
+_DYNAMIC_SHARED = re.compile(r"\bextern\b[^;{}]*?\b__shared__\b")
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+
+
+def _find_subject(request: Request) -> Callable[..., Any]:
+    """The subject; a kernel with the shared memory that was said, and a block that can be launched."""
+    subject = find_function(request.subject)
+    if not isinstance(subject, RawKernel):
+        return subject
+    check_block(subject.__name__, request.block)
+    if request.shared:
+        known = {"block": math.prod(request.block), "items": request.items}
+        return raw(subject.source, subject.__name__, shared_bytes=evaluate_size(request.shared, known))
+    if _DYNAMIC_SHARED.search(_COMMENT.sub("", subject.source)):
+        raise WideloadError(
+            f"{request.subject} uses extern __shared__, which holds as many bytes as the launch says. Say them: --shared '4 * block'; "
+            "--shared 0 if this kernel uses none"
+        )
+    return subject
 
 
 def _made_up(subject: Callable[..., Any], request: Request) -> tuple[str, ...]:

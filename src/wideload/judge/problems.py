@@ -70,9 +70,9 @@ class Problem:
             f"At least {read:g} bytes are read and {written:g} written an element. Of {_ELEMENTS:,} elements, that takes at least:\n\n"
             f"| GPU | nominal GB/s | us | us at 90 % of it, about the best there is |\n|---|---:|---:|---:|\n{times}\n"
             f"## What is tried\n\n"
-            "No element, one, around a vector of eight and around a warp (7, 8, 9, 31, 32, 33), 1000, 4097, 10007, or such matrices; "
-            "more than 2^31 elements, where there is room; NaN, infinities, -0 and subnormals; every pointer one element off a multiple "
-            "of 16 bytes; memory before and behind every tensor.\n\n"
+            "No element, 1, 2 and 6, around a vector of eight and around a warp (7 to 10, 31, 32, 33), 1000, 1002, 4097, 10007, or such "
+            "matrices; more than 2^31 elements, where there is room; NaN, infinities, -0 and subnormals; every pointer 1, 2 and 4 elements "
+            "off a multiple of 16 bytes; memory before and behind every tensor.\n\n"
             f"## How to go on\n\n{hints}\n"
             f"Judge it:\n\n    wideload check {self.name}.cu:{self.name}\n"
         )

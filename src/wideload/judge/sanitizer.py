@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -82,24 +83,37 @@ def parse_report(report: str) -> tuple[Fault, ...]:
     return tuple(Fault(fault.kind, fault.text, fault.line, count) for fault, count in counts.items())
 
 
+def _run(command: Sequence[str], stdin: str, environment: Mapping[str, str]) -> str:
+    """What ``command`` writes. The tool starts the process that uses the GPU: both end if it takes too long."""
+    with subprocess.Popen(
+        list(command),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=dict(environment),
+        start_new_session=True,
+    ) as process:
+        try:
+            return process.communicate(stdin, timeout=_TIMEOUT_S)[0]
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)  # not yet waited for, so that the number is still its own
+            raise
+
+
 def sanitize(tool: Path, command: Sequence[str], stdin: str, environment: Mapping[str, str]) -> tuple[Fault, ...]:
     """Run ``command`` under each of `TOOLS`, and return what they found. Raises ``WideloadError`` where they could not run it."""
     found: list[Fault] = []
     for name in TOOLS:
         try:
-            done = subprocess.run(
+            report = _run(
                 # API errors aside: the bindings ask a driver that is older than they are for functions it has not.
                 [str(tool), "--tool", name, "--print-limit", "20", "--report-api-errors", "no", *command],
-                input=stdin,
-                capture_output=True,
-                text=True,
-                timeout=_TIMEOUT_S,
-                env={**environment, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},  # or one allocation holds many tensors
-                check=False,
+                stdin,
+                {**environment, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},  # or one allocation holds many tensors
             )
         except subprocess.TimeoutExpired:
             raise WideloadError(f"{tool.name} --tool {name} had not ended after {_TIMEOUT_S} s") from None
-        report = done.stdout + done.stderr
         if "COMPUTE-SANITIZER" not in report or "Unable to" in report or "Target application terminated before" in report:
             raise WideloadError(f"{tool.name} --tool {name} could not run: {report.strip()[-300:]}")
         found += parse_report(report)

@@ -5,6 +5,7 @@ Whoever runs kernels, a GPU or an emulator, is handed in. It must not know which
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,15 +19,30 @@ from wideload.measure import random_tensor
 from wideload.measure.outcome import Tolerance, default_tolerance, tensors_of
 from wideload.raw_kernel import RawKernel
 
-__all__ = ["GUARD_BYTES", "Case", "Run", "Trial", "alignment_cases", "huge_case", "launch_here", "run_case", "size_cases"]
+__all__ = [
+    "GUARD_BYTES",
+    "Case",
+    "Run",
+    "Trial",
+    "alignment_cases",
+    "huge_case",
+    "largest_cases",
+    "launch_and_wait",
+    "run_case",
+    "size_cases",
+]
 
 Run = Callable[[RawKernel, Launch], None]
 """Runs one launch on the device of its tensors, and returns when it has ended; raises what the device reports."""
 
 GUARD_BYTES = 1 << 16
 """Kept free before and behind every tensor, and looked at afterwards: a block of 1024 threads of 16 floats each fits into it."""
-_UNWRITTEN, _BESIDE_RESULT, _BESIDE_INPUT = 0xFF, 0xA5, 0x5A
-"""Bytes: a NaN in every float where a result is due; elsewhere no NaN, which some additions would hand on as it is."""
+_UNWRITTEN = (0xFF, 0x00)
+"""Bytes where a result is due, of the first launch and of the second: a NaN, True or -1, then zero. No due value is both."""
+_BESIDE_RESULT, _BESIDE_INPUT = 0xA5, 0x5A
+"""Bytes elsewhere: no NaN, which some additions would hand on as it is."""
+NO_ANSWER = "no answer within"
+"""So begins the error of a launch that did not end."""
 _PERIOD = 1_000_003
 """Of the random values of large tensors: prime, so that no index that is off by a power of two finds the value it wants."""
 _CHUNK = 1 << 24
@@ -34,20 +50,29 @@ _CHUNK = 1 << 24
 _BLOCKING_CYCLES = 100_000_000
 """Some 50 ms: much longer than a launch takes to reach the GPU."""
 
-SIZES = (0, 1, 7, 8, 9, 31, 32, 33, 1000, 4097, 10_007)
-SHAPES = ((0, 8), (1, 1), (7, 9), (8, 8), (5, 12), (9, 1000), (1000, 7), (33, 31), (3, 4097))
-"""None, one, around a vector of eight and around a warp, rows of whole vectors, halves and odd ones, more than some blocks take."""
+SIZES = (0, 1, 2, 6, 7, 8, 9, 10, 31, 32, 33, 1000, 1002, 4097, 10_007)
+SHAPES = ((0, 8), (1, 1), (3, 2), (5, 6), (7, 9), (7, 10), (8, 8), (5, 12), (9, 1000), (9, 1002), (1000, 7), (33, 31), (3, 4097))
+"""None, one, around a vector of eight and around a warp, rows of whole vectors, halves and odd ones, more than some blocks take; of
+a vector of four, each remainder."""
 SHIFTED_SIZES = (1000, 1001)
 SHIFTED_SHAPES = ((8, 1000), (7, 1001))
+_VECTOR_BYTES = 16
+"""The widest access, and so the least alignment that any kernel asks for: shifts are less, if the type of the pointer allows it."""
 _BEYOND = {31: 2**31, 32: 2**32}
+_BEYOND_ELEMENTS = 4097
+"""Some blocks' worth, and a multiple of no power of two."""
+_HUGE_COLUMNS = (1031, 131_101)
+"""Primes: many rows, and fewer than the 65,535 blocks that a grid's y takes, with 2**32 elements."""
+_LEAST_HUGE_BITS = 27
+"""From more than 2**27 elements on, an index in bytes may wrap, and memory is short."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """One launch. ``shifts`` are elements by which pointers, inputs then results, start behind a multiple of `GUARD_BYTES`.
 
-    ``bits`` is 31 or 32 where there are more than 2**bits elements. ``is_on_stream``: on a stream of its own, behind work that makes
-    the inputs.
+    ``bits`` are other than 0 in a huge case, of more than 2**bits elements. ``is_on_stream``: on a stream of its own, behind work that
+    makes the inputs.
     """
 
     sizes: tuple[tuple[str, int], ...]
@@ -65,7 +90,9 @@ class Trial:
     """What was seen of one case. Counts are elements.
 
     ``is_walked``: nothing ran, the PTX was executed for some blocks, and no value is known. ``before`` and ``behind`` are how far a result
-    was written beside; ``reads`` name inputs that are read beside, and how far. ``refused`` is why a launch was not even tried.
+    was written beside; ``reads`` name inputs that are read beside, and how far. ``is_unstable``: two launches gave different bits;
+    ``is_result_read``: they do only if the results' memory held different ones. ``strides`` are the first result's, where it does not
+    lie row by row. ``is_cut``: a walk that was stopped, and knows nothing of what follows. ``refused`` is why a launch was not even tried.
     """
 
     case: Case
@@ -81,14 +108,22 @@ class Trial:
     written_inputs: tuple[str, ...] = ()
     misaligned: tuple[str, ...] = ()
     is_unstable: bool = False
+    is_result_read: bool = False
     raced_bytes: int = 0
+    strides: tuple[int, ...] = ()
+    is_cut: bool = False
     error: str = ""
     refused: str = ""
 
     @property
+    def has_hung(self) -> bool:
+        """Whether it did not end."""
+        return self.error.startswith(NO_ANSWER)
+
+    @property
     def is_right(self) -> bool:
         """Whether nothing is wrong with it."""
-        plain = replace(self, case=Case(()), num_elements=0, is_walked=False)
+        plain = replace(self, case=Case(()), num_elements=0, is_walked=False, strides=(), is_cut=False)
         return plain == Trial(Case(()))
 
 
@@ -99,8 +134,15 @@ def _named(match: Match, sizes: Sequence[int]) -> tuple[tuple[str, int], ...]:
     return tuple(zip(match.names, sizes, strict=True))
 
 
+def _num_elements(match: Match, sizes: Mapping[str, int]) -> int:
+    return match.shapes(match.make(sizes))[0].numel()
+
+
 def _shapes(match: Match, sizes: Sequence[int], shapes: Sequence[tuple[int, int]]) -> list[tuple[tuple[str, int], ...]]:
-    return [_named(match, (size,)) for size in sizes] if len(match.names) == 1 else [_named(match, shape) for shape in shapes]
+    """Those of the sizes, or of the shapes, that the subject is for."""
+    named = [_named(match, (size,)) for size in sizes] if len(match.names) == 1 else [_named(match, shape) for shape in shapes]
+    most = match.request.most
+    return [sizes for sizes in named if most is None or _num_elements(match, dict(sizes)) <= most]
 
 
 def size_cases(match: Match) -> tuple[Case, ...]:
@@ -109,24 +151,50 @@ def size_cases(match: Match) -> tuple[Case, ...]:
 
 
 def alignment_cases(match: Match) -> tuple[Case, ...]:
-    """Each pointer one element off, and all of them; by as much as its type demands where that is more than an element."""
+    """Each pointer by itself, and all of them, off by 1, 2, 4 ... elements below `_VECTOR_BYTES`; by no less than its type demands."""
     if match.kernel is None:
         return ()
     pointers = [p for p in match.kernel.parameters if p.is_pointer]
     ordered = [p for p in pointers if p.is_const] + [p for p in pointers if not p.is_const]
-    steps = [max(1, p.alignment // (p.dtypes[0].itemsize if p.dtypes else 1)) for p in ordered]
-    shifts = [tuple(step if index == which else 0 for index, step in enumerate(steps)) for which in range(len(steps))]
-    return tuple(Case(sizes, shifts=shift) for sizes in _shapes(match, SHIFTED_SIZES, SHIFTED_SHAPES) for shift in (*shifts, tuple(steps)))
+    laid_out = match.make(dict.fromkeys(match.names, 1))
+    sizes = [x.element_size() for x in (*laid_out.inputs, *match.shapes(laid_out))]
+    steps = [_steps(max(1, p.alignment // size), size) for p, size in zip(ordered, sizes, strict=True)]
+    shifts = [tuple(step if index == which else 0 for index in range(len(steps))) for which, own in enumerate(steps) for step in own]
+    together = [tuple(own[min(turn, len(own) - 1)] for own in steps) for turn in range(max(map(len, steps), default=0))]
+    return tuple(Case(s, shifts=shift) for s in _shapes(match, SHIFTED_SIZES, SHIFTED_SHAPES) for shift in (*shifts, *together))
+
+
+def _steps(least: int, itemsize: int) -> tuple[int, ...]:
+    """Shifts in elements: the least that the pointer's type allows, and its doubles below `_VECTOR_BYTES`."""
+    doubled = itertools.takewhile(lambda step: step * itemsize < _VECTOR_BYTES, (least << turn for turn in itertools.count(1)))
+    return (least, *doubled)
 
 
 def huge_case(match: Match, bits: int) -> Case:
-    """More than 2**bits elements, and no multiple of anything."""
+    """More than 2**bits elements, and no multiple of anything; of a matrix, with as many columns as its grid needs to be launched."""
+    least = _BEYOND[bits]
     if len(match.names) == 1:
-        per_unit = max(1, match.shapes(match.make({match.names[0]: 1}))[0].numel())
-        return Case(_named(match, (_BEYOND[bits] // per_unit + 4097,)), bits=bits)
-    columns = 1031
-    per_row = max(1, match.shapes(match.make(dict(zip(match.names, (1, columns), strict=True))))[0].numel())
-    return Case(_named(match, (_BEYOND[bits] // per_row + 3 | 1, columns)), bits=bits)
+        return Case(_named(match, (least // _elements_per(match) + _BEYOND_ELEMENTS,)), bits=bits)
+    shapes = [(least // _elements_per(match, columns) + 3 | 1, columns) for columns in _HUGE_COLUMNS]
+    cases = [Case(_named(match, shape), bits=bits) for shape in shapes]
+    return next((case for case in cases if not match.refusal(dict(case.sizes))), cases[0])
+
+
+def _elements_per(match: Match, *columns: int) -> int:
+    """Of the first result, for each unit of the first size."""
+    return max(1, _num_elements(match, dict(zip(match.names, (1, *columns), strict=True))))
+
+
+def largest_cases(match: Match) -> tuple[Case, ...]:
+    """The most that the subject is for: more than 2**31 and more than 2**32 elements, or what was said, in whole rows."""
+    most = match.request.most
+    huge = tuple(huge_case(match, bits) for bits in _BEYOND)
+    if most is None:
+        return huge
+    columns = () if len(match.names) == 1 else (min(most, _HUGE_COLUMNS[0]),)
+    bits = (most - 1).bit_length() - 1
+    largest = Case(_named(match, (most // _elements_per(match, *columns), *columns)), bits=bits if bits >= _LEAST_HUGE_BITS else 0)
+    return (*(case for case in huge if _num_elements(match, dict(case.sizes)) <= most), largest)
 
 
 def needed_bytes(match: Match, case: Case) -> int:
@@ -217,18 +285,39 @@ def _scale(want: torch.Tensor) -> float:
     return math.sqrt(total / count) if count else 0.0
 
 
-def _compare(match: Match, got: torch.Tensor, want: torch.Tensor) -> dict[str, Any]:
-    """The counts of a `Trial`."""
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _holds(tensor: torch.Tensor, byte: int) -> torch.Tensor:
+    """Which elements are made of nothing but this byte."""
+    return (_bytes(tensor).view(-1, tensor.element_size()) == byte).all(1)
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(_bytes(a), _bytes(b))
+
+
+def _agree(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two launches, one on each pattern of `_UNWRITTEN`, gave the same bits wherever they wrote."""
+    if _same_bits(first, second):
+        return True
+    written = ~(_holds(first, _UNWRITTEN[0]) & _holds(second, _UNWRITTEN[1]))
+    return _same_bits(first.reshape(-1)[written], second.reshape(-1)[written])
+
+
+def _compare(match: Match, runs: Sequence[torch.Tensor], want: torch.Tensor) -> dict[str, Any]:
+    """The counts of a `Trial`: of one launch, or of one on each pattern of `_UNWRITTEN`."""
     request = match.request
     tolerance = default_tolerance(want.dtype) if request.rtol is None and not request.atol else Tolerance(request.rtol or 0.0, request.atol)
     counts: dict[str, Any] = {"num_wrong": 0, "first_wrong": None, "num_unwritten": 0, "first_unwritten": None}
     scale = _scale(want)
-    for at, (a, b) in _chunks(got, want):
-        wrong = _is_wrong(a, b, tolerance, scale)
+    for at, (due, *got) in _chunks(want, *runs):
+        wrong = torch.stack([_is_wrong(a, due, tolerance, scale) for a in got]).any(0)
         if not wrong.any():
             continue
-        bits = a.contiguous().view(torch.uint8).view(-1, a.element_size())
-        for key, mask in (("wrong", wrong), ("unwritten", wrong & (bits == _UNWRITTEN).all(1))):
+        unwritten = torch.stack([wrong, *(_holds(a, byte) for a, byte in zip(got, _UNWRITTEN, strict=False))]).all(0)
+        for key, mask in (("wrong", wrong), ("unwritten", unwritten)):
             found = torch.nonzero(mask)
             counts[f"num_{key}"] += len(found)
             if len(found) and counts[f"first_{key}"] is None:
@@ -239,7 +328,7 @@ def _compare(match: Match, got: torch.Tensor, want: torch.Tensor) -> dict[str, A
 # ---- running
 
 
-def launch_here(kernel: RawKernel, launch: Launch) -> None:
+def launch_and_wait(kernel: RawKernel, launch: Launch) -> None:
     """Launch on the current stream, and wait."""
     kernel(*launch.arguments, grid=launch.grid, block=launch.block)
     torch.cuda.synchronize()
@@ -249,36 +338,46 @@ def run_case(match: Match, case: Case, device: torch.device, run: Run, guard_byt
     """Run one case and look at everything that it may have touched.
 
     What the subject raises is the trial's ``error``, or ``refused`` where nothing was launched: a misaligned tensor, a number that does
-    not fit. A launch at small sizes is repeated, and must give the same bits.
+    not fit. A launch at small sizes is repeated over other bytes, and must give the same bits.
     """
     sizes = dict(case.sizes)
     laid_out = match.make(sizes)
-    shifts = iter((*case.shifts, *[0] * 64))
+    shifts = itertools.chain(case.shifts, itertools.repeat(0))
     inputs = [_place(x, next(shifts), _BESIDE_INPUT, device, guard_bytes) for x in laid_out.inputs]
     for seed, place in enumerate(inputs):
         _fill(place, seed, case.is_special)
     operands = laid_out.replace([place.tensor for place in inputs])
     want = match.compute(operands)
     results = [_place(torch.empty_like(x, device="meta"), next(shifts), _BESIDE_RESULT, device, guard_bytes) for x in want]
-    trial = Trial(case, num_elements=want[0].numel())
+    trial = Trial(case, num_elements=want[0].numel(), strides=() if want[0].is_contiguous() else want[0].stride())
     snapshots = [] if case.bits else [place.store.clone() for place in inputs]
-    seen: list[list[torch.Tensor]] = []
+    is_repeated = not (case.bits or case.is_on_stream)
+
+    def launch_over(byte: int) -> list[torch.Tensor]:
+        for place, snapshot in zip(inputs, snapshots, strict=False):
+            place.store.copy_(snapshot)
+        for place in results:
+            place.store[place.start : place.start + place.nbytes] = byte
+        if case.is_on_stream:
+            got = _call_on_stream(match, sizes, operands, results, inputs, device)
+        elif match.kernel is not None:
+            run(match.kernel, match.launch(sizes, operands, [place.tensor for place in results]))
+            got = [place.tensor for place in results]
+        else:
+            got = tensors_of(match.subject(*operands.args, **operands.named))
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+        return [x if case.bits else _copy(x) for x in got]
+
     try:
-        for _ in range(1 if case.bits or case.is_on_stream else 2):
-            for place, snapshot in zip(inputs, snapshots, strict=False):
-                place.store.copy_(snapshot)
-            for place in results:
-                place.store[place.start : place.start + place.nbytes] = _UNWRITTEN
-            if case.is_on_stream:
-                got = _call_on_stream(match, sizes, operands, results, inputs, device)
-            elif match.kernel is not None:
-                run(match.kernel, match.launch(sizes, operands, [place.tensor for place in results]))
-                got = [place.tensor for place in results]
-            else:
-                got = tensors_of(match.subject(*operands.args, **operands.named))
-                if device.type == "cuda":
-                    torch.cuda.synchronize(device)
-            seen.append([x if case.bits else x.clone() for x in got])
+        seen = [launch_over(byte) for byte in _UNWRITTEN[: 1 + is_repeated]]
+        is_unstable = is_repeated and not all(map(_agree, *seen))
+        # What differs by what was there before is no race: over the same bytes, it comes out the same.
+        is_result_read = (
+            is_unstable
+            and match.kernel is not None
+            and all(all(map(_same_bits, first, launch_over(byte))) for first, byte in zip(seen, _UNWRITTEN, strict=True))
+        )
     except WideloadError as error:
         return replace(trial, refused=str(error))
     except Exception as error:  # whatever a driver or an emulator raises
@@ -286,7 +385,7 @@ def run_case(match: Match, case: Case, device: torch.device, run: Run, guard_byt
     fault = next((f"{_kind(a)} where {_kind(b)} is due" for a, b in zip(seen[-1], want, strict=False) if _kind(a) != _kind(b)), None)
     if fault or len(seen[-1]) != len(want):
         return replace(trial, refused=fault or f"{len(seen[-1])} results where {len(want)} are due")
-    found = [_compare(match, a, b) for a, b in zip(seen[-1], want, strict=True)]
+    found = [_compare(match, runs, due) for *runs, due in zip(*seen, want, strict=True)]
     beside = [place.beside() for place in results] if match.kernel is not None else []
     return replace(
         trial,
@@ -298,11 +397,15 @@ def run_case(match: Match, case: Case, device: torch.device, run: Run, guard_byt
             for name, place, snapshot in zip(_input_names(match, len(inputs)), inputs, snapshots, strict=False)
             if not torch.equal(place.store, snapshot)
         ),
-        is_unstable=any(
-            not torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
-            for a, b in zip(seen[0], seen[-1], strict=True)
-        ),
+        is_unstable=is_unstable and not is_result_read,
+        is_result_read=is_result_read,
     )
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Its bytes, row by row: a bool that is copied as one is 0 or 1 then, whatever it was."""
+    raw = tensor.view(torch.uint8) if tensor.dtype is torch.bool else tensor
+    return raw.clone(memory_format=torch.contiguous_format).view(tensor.dtype)
 
 
 def _kind(tensor: torch.Tensor) -> str:

@@ -10,7 +10,7 @@ import math
 import torch
 
 from wideload.analyze.handwritten import Operand, walk_kernel
-from wideload.analyze.ptx import Walk
+from wideload.analyze.ptx import SAMPLED_THREADS, Walk
 from wideload.errors import WideloadError
 from wideload.judge.matching import Match
 from wideload.judge.trial import Case, Trial
@@ -19,6 +19,8 @@ __all__ = ["walk_case"]
 
 _PITCH = 1 << 42
 """Between tensors: more than any has, so that an index that is off is off all of them."""
+_WHOLE_THREADS = 1 << 14
+"""Grids up to this are walked as a whole: a thread for each element of the usual sizes, whose missing results can then be counted."""
 
 
 def walk_case(match: Match, ptx: str, case: Case) -> Trial:
@@ -29,6 +31,8 @@ def walk_case(match: Match, ptx: str, case: Case) -> Trial:
     results = match.shapes(laid_out)
     launch = match.launch(sizes, laid_out, results)
     num_elements = results[0].numel()
+    if refused := match.refusal(sizes):
+        return Trial(case, num_elements, is_walked=True, refused=refused)
     shifts = dict(zip(map(id, (*laid_out.inputs, *results)), case.shifts, strict=False))
     operands: list[Operand | None] = []
     numbers: list[int | float | None] = []
@@ -47,7 +51,9 @@ def walk_case(match: Match, ptx: str, case: Case) -> Trial:
         missing = 0 if num_elements == 0 else num_elements
         return Trial(case, num_elements, is_walked=True, num_unwritten=missing)
     grid, block = ((*dims, 1, 1)[:3] for dims in (launch.grid, launch.block))
-    walk = walk_kernel(ptx, match.kernel.__name__, (grid[0], grid[1], grid[2]), (block[0], block[1], block[2]), operands, numbers)
+    x, y, z = grid
+    sampled = _WHOLE_THREADS if math.prod((*grid, *block)) <= _WHOLE_THREADS else SAMPLED_THREADS
+    walk = walk_kernel(ptx, match.kernel.__name__, (x, y, z), (block[0], block[1], block[2]), operands, numbers, sampled)
     return _trial(case, num_elements, walk, [operand for operand in operands if operand])
 
 
@@ -83,17 +89,21 @@ def _trial(case: Case, num_elements: int, walk: Walk, operands: list[Operand]) -
             )
         ),
         raced_bytes=walk.raced_bytes,
+        is_cut=walk.is_cut,
     )
 
 
 def _unwritten(walk: Walk, position: int, operand: Operand, case: Case) -> int:
-    """Elements that no store reaches, as far as that is known: of a huge result, those behind the last that is written."""
-    if not walk.is_exact or walk.is_cut or operand.span is None or any(outside.kind != "load" for outside in walk.outside):
+    """Elements that no store reaches, as far as that is certain: all of them where the whole grid was walked.
+
+    Of a huge result, those behind the last that is written, if the last block writes some: one that writes nothing may be spare.
+    """
+    if not walk.is_exact or operand.span is None or any(outside.kind != "load" for outside in walk.outside):
         return 0
     start, end = operand.region
     touched = walk.writes.get(position)
-    if touched is None:
-        return (end - start) // operand.dtype.itemsize
-    if not case.bits:
-        return max(0, round((end - start - touched.nbytes) / operand.dtype.itemsize))
-    return 0 if walk.has_loops else max(0, end - touched.end) // operand.dtype.itemsize
+    if walk.is_whole:
+        return max(0, round((end - start - (touched.nbytes if touched else 0)) / operand.dtype.itemsize))
+    if not case.bits or walk.has_loops or touched is None or not touched.is_by_last:
+        return 0
+    return max(0, end - touched.end) // operand.dtype.itemsize

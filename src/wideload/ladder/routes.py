@@ -13,9 +13,10 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -32,12 +33,20 @@ __all__ = [
 SCHEMA = "wideload.route/1"
 """The number behind the slash grows when a key changes its name or its meaning."""
 
-Route = Literal["standalone", "extension"]
+_BYTES_PER_GB = 1e9
+
+
+class Route(StrEnum):
+    """A program of its own, or an extension of torch."""
+
+    STANDALONE = "standalone"
+    EXTENSION = "extension"
+
 
 _FOLDER = Path(str(resources.files("wideload"))) / "ladder"
 SOURCES: Mapping[Route, Path] = {
-    "standalone": _FOLDER / "standalone" / "vector_add.cu",
-    "extension": _FOLDER / "extension" / "vector_add.cu",
+    Route.STANDALONE: _FOLDER / "standalone" / "vector_add.cu",
+    Route.EXTENSION: _FOLDER / "extension" / "vector_add.cu",
 }
 _DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 _SIZES = (0, 1, 7, 8, 9, 1000, 4097)
@@ -85,13 +94,20 @@ class RouteTime:
 
 
 def build_standalone(arch: str, output: Path) -> Built:
-    """Compile the program for ``arch`` (``sm_90``) to the file ``output``. Raises ``CompileError`` for what is missing or refused."""
+    """Compile the program for ``arch`` (``sm_90``) to the file ``output``, which is not overwritten.
+
+    Raises ``WideloadError`` where it is there already, and ``CompileError`` for what is missing or refused.
+    """
+    if output.exists():
+        raise WideloadError(f"{output} is there already, and is not overwritten. Move it away, or name another: --output FILE")
     nvcc = find_nvcc()
     command = [str(nvcc.path), "-O3", f"-arch={arch}", "-lineinfo", "-ccbin", find_host_compiler(), f"-L{nvcc.libraries}"]
-    done = subprocess.run([*command, str(SOURCES["standalone"]), "-o", str(output)], capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, str(SOURCES[Route.STANDALONE]), "-o", str(output)], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise CompileError(f"nvcc {nvcc.version} refused {SOURCES['standalone'].name} for {arch}:\n{(done.stderr or done.stdout).rstrip()}")
-    return Built("standalone", str(output.absolute()), arch, nvcc.version)
+        raise CompileError(
+            f"nvcc {nvcc.version} refused {SOURCES[Route.STANDALONE].name} for {arch}:\n{(done.stderr or done.stdout).rstrip()}"
+        )
+    return Built(Route.STANDALONE, str(output.absolute()), arch, nvcc.version)
 
 
 def run_standalone(program: str, num_elements: int = N, device: int = 0) -> tuple[RouteTime, ...]:
@@ -136,7 +152,7 @@ def build_extension(arch: str) -> tuple[Built, Any]:
             module = cpp_extension.load_inline(
                 name=_NAME,
                 cpp_sources=[_DECLARATION],
-                cuda_sources=[f'#include "{SOURCES["extension"]}"'],  # errors then name the file, and ninja sees it change
+                cuda_sources=[f'#include "{SOURCES[Route.EXTENSION]}"'],  # errors then name the file, and ninja sees it change
                 functions=["vector_add"],
                 extra_cuda_cflags=["-O3", "-lineinfo"],
                 extra_ldflags=[f"-L{_link_runtime(nvcc, folder)}"],
@@ -145,8 +161,8 @@ def build_extension(arch: str) -> tuple[Built, Any]:
                 no_implicit_headers=True,
             )
         except (RuntimeError, OSError, ImportError) as error:
-            raise CompileError(f"torch could not build {SOURCES['extension']} for {arch}: {error}") from error
-    return Built("extension", str(module.__file__), arch, nvcc.version), module
+            raise CompileError(f"torch could not build {SOURCES[Route.EXTENSION]} for {arch}: {error}") from error
+    return Built(Route.EXTENSION, str(module.__file__), arch, nvcc.version), module
 
 
 @contextmanager
@@ -211,7 +227,7 @@ def time_extension(module: Any, device: torch.device | str, num_elements: int = 
             RouteTime(
                 name,
                 own.time_us.median if own.time_us else None,
-                own.bytes_per_second / 1e9 if own.bytes_per_second else None,
+                own.bytes_per_second / _BYTES_PER_GB if own.bytes_per_second else None,
                 result.share_of_nominal(own),
                 torchs.time_us.median if torchs.time_us else None,
                 "" if own.time_us else "; ".join(map(str, own.labels)),
