@@ -63,7 +63,8 @@ class Build:
 def build_plans(plans: Sequence[Plan], folder: Path, advance: Callable[[int, int], object] = lambda done, total: None) -> Build:
     """Compile the kernels of all plans side by side and add them to ``folder``; ``advance`` is told how many are done, of how many.
 
-    Raises ``CompileError`` where NVRTC refuses one or is missing, and where the folder cannot be written; the folder is then as it was.
+    Raises ``CompileError`` where NVRTC refuses one or is missing, and where the folder cannot be written; readers then find in it what
+    they found before.
     """
     nvrtc = nvrtc_identity()
     wanted: dict[str, tuple[tuple[str, str, str], dict[Recipe, None]]] = {}
@@ -170,7 +171,7 @@ def _can_type(value: Any) -> bool:
         return not math.isnan(value)  # a word, of which one must not make a string
     if isinstance(value, list | tuple):
         return type(value) in (list, tuple) and all(map(_can_type, value))
-    return value is None or isinstance(value, torch.Tensor | torch.dtype | bool | int | complex | str)
+    return value is None or isinstance(value, torch.Tensor | torch.dtype) or type(value) in (bool, int, complex, str)
 
 
 def _share_memory(values: Sequence[Any]) -> bool:

@@ -401,7 +401,7 @@ def build(
     wideload build ema_ 'f32\\[n]' 'f32\\[n]' 0.999 --in-place target --sizes n=2^20 --target l4 -o kernels
 
     Sizes are arguments of a kernel, so that one call stands for many: docs/build.md says for which, and what chooses another kernel.
-    Exits with 1 where something cannot be compiled or written; the folder is then as it was.
+    Exits with 1 where something cannot be compiled or written; readers then find in it what they found before.
     """
     subject = find_function(function)
     if isinstance(subject, RawKernel):

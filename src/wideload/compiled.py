@@ -101,7 +101,7 @@ def _call(f: FusedFunction, identity: str, this: tuple[Any, ...], args: tuple[An
         return f._call(bound, is_plain=False) if out is None else f._run(bound, functools.partial(f._call_into, bound, out))
     name, call, order, seed, result = found
     # A float is made a tensor by an addition, whose value Inductor does not fix in the code as it does an operator's float argument.
-    operands = [torch.zeros((), dtype=torch.float64) + leaves[at] if is_float else leaves[at] for at, is_float in order]
+    operands = [torch.zeros((), dtype=torch.float64, device="cpu") + leaves[at] if is_float else leaves[at] for at, is_float in order]
     if seed is not None:
         operands.append(torch.ops.wideload.draw_seed.default(leaves[seed[0]], seed[1]))
     results = getattr(torch.ops.wideload, name).default(*operands, call)
@@ -315,8 +315,10 @@ def _leaves_of(spec: Any) -> list[int]:
 
 
 def _is_unusual(spec: Any) -> bool:
-    """Whether a container stands there that only the function itself can be given."""
+    """Whether a container, or a member of an enum, stands there that only the function itself can be given."""
     kind, value = spec
+    if kind == "constant" and isinstance(value, (str, bytes, int)):
+        return type(value) not in (str, bytes, int, bool)
     if kind == "dict":
         return any(_is_unusual(item) for _, item in value)
     return kind == "unusual" or (kind in ("list", "tuple") and any(map(_is_unusual, value)))

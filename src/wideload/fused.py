@@ -282,7 +282,7 @@ class FusedFunction:
         architectures. ``backward`` builds the kernels of the gradients as well. ``advance`` is told how many kernels are done, of how many.
 
         The folder is made, or added to, by any number of builders at once. Raises as `plan` does, and ``CompileError`` where NVRTC is
-        missing or the folder cannot be written; it is then as it was.
+        missing or the folder cannot be written; readers then find in it what they found before.
         """
         from wideload.build import build_plans  # here: a process that only runs functions builds none
 
@@ -616,12 +616,13 @@ class FusedFunction:
         """Let calls like this one take ``run`` from now on: of tensors, ``out`` the last, their addresses, and scalars."""
         fn = self.__wrapped__
         is_fixed = not getattr(fn, "__kwdefaults__", None) and are_immutable(getattr(fn, "__defaults__", None))
-        if call.given is None or self._static or not is_fixed:
+        if call.given is None or not is_fixed:
             return
         args, kwargs = call.given
         if kwargs and self._signature and [*self._signature.bind(*args, **kwargs).arguments][-len(kwargs) :] != [*kwargs]:
             return  # given in another order than the parameters'
-        shortcut = find_shortcut(args, kwargs, out, call.tensors, call.scalars, Circumstances(fn, self._captures), run)
+        circumstances = Circumstances(fn, self._captures)
+        shortcut = find_shortcut(args, kwargs, out, call.tensors, call.scalars, circumstances, run, has_static=bool(self._static))
         if shortcut is not None:
             key = shortcut_key(args, kwargs, out)
             _remember(self._shortcuts, key, (shortcut, *self._shortcuts.get(key, ())[: _MOST_ALIKE - 1]))

@@ -212,9 +212,11 @@ def _place_of(module: torch.nn.Module, default: _Place) -> _Place:
 
 
 def _places(own: _Place) -> list[tuple[_Place, bool]]:
-    """Where a module is tried: in fp64 on the CPU, which tells functions apart, in bf16, whose casts may be others, and as it is."""
+    """Where a module is tried: in fp64 on the CPU, which tells functions apart, in the dtypes whose casts may be others, and as it is."""
     cpu = torch.device("cpu")
-    coarse = dict.fromkeys([_Place(torch.bfloat16, cpu), *([own] if own.device.type != "meta" else [])])
+    coarse = dict.fromkeys(
+        [*(_Place(dtype, cpu) for dtype in (torch.bfloat16, torch.float16, torch.float32)), *([own] if own.device.type != "meta" else [])]
+    )
     return [(_Place(torch.float64, cpu), False), *((place, True) for place in coarse)]
 
 
@@ -454,7 +456,7 @@ def _find_rotaries(model: torch.nn.Module, default: _Place) -> Iterator[_Found]:
     """What is to be done with the function of each Python module that a forward of the model looks it up in."""
     users: dict[int, tuple[dict[str, Any], list[torch.nn.Module]]] = {}
     for module in model.modules():
-        forward = inspect.unwrap(type(module).forward)
+        forward = inspect.unwrap(getattr(type(module), "forward", module.forward))  # a scripted module's class has none
         if _ROTARY_NAME in getattr(getattr(forward, "__code__", None), "co_names", ()) and _ROTARY_NAME in forward.__globals__:
             users.setdefault(id(forward.__globals__), (forward.__globals__, []))[1].append(module)
     for namespace, modules in users.values():

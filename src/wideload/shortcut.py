@@ -83,12 +83,16 @@ class Circumstances:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """How arguments are given: names of those given by name, places of tensors, kinds of numbers, and what the others are."""
+    """How arguments are given: names of those given by name, places of tensors, kinds of numbers, and what the others are.
+
+    Where some numbers are static, all are constants, and ``scalars`` are those that are not static.
+    """
 
     names: tuple[str, ...]
     tensors: tuple[int, ...]
     numbers: tuple[tuple[int, type], ...]
     constants: tuple[tuple[int, Any], ...]
+    scalars: tuple[Any, ...]
 
 
 class Likeness:
@@ -175,10 +179,10 @@ class Shortcut:
                     return MISSED
             for at, constant in given.constants:
                 value = values[at]
-                if value is not constant and (type(value) is not type(constant) or value != constant):
+                if value is not constant and (type(value) is not type(constant) or value != constant or repr(value) != repr(constant)):
                     return MISSED
             tensors = tuple([values[at] for at in given.tensors])
-            scalars = tuple([values[at] for at, _ in given.numbers])
+            scalars = given.scalars or tuple([values[at] for at, _ in given.numbers])
         if out is not None and self._written is None:
             tensors = (*tensors, out)
         addresses = self._likeness.addresses(tensors)
@@ -232,21 +236,24 @@ def find_shortcut(
     scalars: Sequence[Any],
     circumstances: Circumstances,
     run: Callable[..., Any],
+    *,
+    has_static: bool = False,
 ) -> Shortcut | None:
     """The shortcut of a call that was taken apart into ``tensors`` and ``scalars``; None where calls like it cannot be told so cheaply.
 
-    ``run`` takes the tensors, ``out`` as the last of them, their addresses and the scalars, with the tensors' device the current one.
+    With ``has_static``, some numbers may be part of the trace. ``run`` takes the tensors, ``out`` as the last of them, their addresses and the scalars, with the tensors' device the current one.
     """
     values = (*args, *kwargs.values())
     kinds = [type(value) for value in values]
     at_tensors = tuple(at for at, value in enumerate(values) if isinstance(value, torch.Tensor))
-    at_numbers = tuple((at, kind) for at, kind in enumerate(kinds) if kind in _NUMBERS)
-    constants = tuple((at, value) for at, value in enumerate(values) if isinstance(value, _CONSTANTS))
-    given = _Given(tuple(kwargs), at_tensors, at_numbers, constants)
+    at_numbers = () if has_static else tuple((at, kind) for at, kind in enumerate(kinds) if kind in _NUMBERS)
+    constant_types = (*_CONSTANTS, *_NUMBERS) if has_static else _CONSTANTS
+    constants = tuple((at, value) for at, value in enumerate(values) if isinstance(value, constant_types))
+    given = _Given(tuple(kwargs), at_tensors, at_numbers, constants, tuple(scalars) if has_static else ())
     addresses = {tensor.data_ptr() for tensor in tensors}
     is_all = len(at_tensors) + len(at_numbers) + len(constants) == len(values)
     is_ordered = len(at_tensors) == len(tensors) and all(map(operator.is_, (values[at] for at in at_tensors), tensors))
-    if not is_all or not is_ordered or [values[at] for at, _ in at_numbers] != list(scalars):
+    if not is_all or not is_ordered or not (has_static or [values[at] for at, _ in at_numbers] == list(scalars)):
         return None
     if not all(tensor.numel() for tensor in tensors) or len(addresses) != len(tensors) or len({t.device for t in tensors}) > 1:
         return None

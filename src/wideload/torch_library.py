@@ -193,12 +193,14 @@ def no_modes() -> Iterator[None]:
 _BASES: dict[str, FusedFunction | weakref.ref[FusedFunction]] = {}
 """Whose name it is. A method's object is not kept alive by it."""
 
-_NAME = re.compile(r"(?P<base>\w+)_(?P<kinds>[tfics]*|[tficdo]*r?)_(?P<results>\d+)")
+_NAME = re.compile(r"(?P<base>\w+)_(?P<kinds>[tficds]*|[tficdo]*r?)_(?P<results>\d+)")
 _BACKWARD = re.compile(r"(?P<forward>\w+)_backward_(?P<kinds>[tmficds]+)_(?P<wanted>[01]+)_(?P<present>[01]+)")
 
 
 def _path_of(f: FusedFunction) -> str:
-    return re.sub(r"\W+", "_", f"{f.__module__}.{f.__qualname__}").strip("_")
+    """In letters that an operator's schema takes."""
+    path = re.sub(r"[^A-Za-z0-9_]+", "_", f"{f.__module__}.{f.__qualname__}").strip("_")
+    return path if path[:1].isalpha() else f"fused_{path}"
 
 
 def _digest(f: FusedFunction) -> str:
@@ -247,6 +249,12 @@ class _Namespace(torch._ops._OpNamespace):
 
     def __getattr__(self, name: str) -> Any:
         """As torch's own, after registering."""
+        with _lock:  # another thread may be at it
+            self._register(name)
+        return super().__getattr__(name)
+
+    @staticmethod
+    def _register(name: str) -> None:
         if name == SEED:
             registered(name)
         elif name not in _registrations and (found := _NAME.fullmatch(_BACKWARD.sub(r"\g<forward>", name))):
@@ -254,7 +262,6 @@ class _Namespace(torch._ops._OpNamespace):
                 if found["base"].startswith(_path_of(f)) and base_of(f) == found["base"]:
                     registered(name)
                     break
-        return super().__getattr__(name)
 
 
 setattr(torch.ops, NAMESPACE, _Namespace(NAMESPACE))
@@ -529,12 +536,16 @@ def registered(name: str) -> str:
     with _lock:
         if name not in _registrations:
             _registrations.add(name)  # first: torch looks whether there is one of that name
-            if name == SEED:
-                _register_seed()
-            elif found := _BACKWARD.fullmatch(name):
-                _register_backward(name, found)
-            else:
-                _register(name)
+            try:
+                if name == SEED:
+                    _register_seed()
+                elif found := _BACKWARD.fullmatch(name):
+                    _register_backward(name, found)
+                else:
+                    _register(name)
+            except BaseException:
+                _registrations.discard(name)
+                raise
     return name
 
 

@@ -147,6 +147,16 @@ def test_an_argument_that_is_written() -> None:
         assert shortcut(args, {}, out) is MISSED
 
 
+def test_static_numbers_are_what_they_were() -> None:
+    x, y = tensors()
+    circumstances = Circumstances(scaled, find_captures(scaled))
+    shortcut = find_shortcut((x, y, 0.0, 3), {}, None, [x, y], [3], circumstances, lambda *found: found, has_static=True)
+    assert shortcut is not None
+    assert shortcut((x, y, 0.0, 3), {})[2] == (3,)
+    for numbers in ((-0.0, 3), (0, 3), (0.0, 4), (0.0, 3.0), (0.5, 3), (float("nan"), 3)):
+        assert shortcut((x, y, *numbers), {}) is MISSED
+
+
 @pytest.mark.parametrize(
     ("defaults", "fixed"), [(None, True), ((1.0, "tanh", None, (1, 2)), True), (([],), False), (({},), False), (((1, []),), False)]
 )
