@@ -46,7 +46,7 @@ from wideload.replay import NodeLayout, replay_layout
 from wideload.sharding import Sharding, find_sharded_call, has_shards
 from wideload.shortcut import MISSED, STATIC_TYPES, Circumstances, Shortcut, are_immutable, find_shortcut, shortcut_key
 from wideload.structure import map_structure, same_structure
-from wideload.torch_library import note_function
+from wideload.torch_library import no_modes, note_function
 from wideload.torch_op import DifferentiableOp, is_looked_into
 from wideload.trace import HostResult, NumberArg, TensorArg, TensorResult, Traced, is_traced, trace_function
 
@@ -177,7 +177,8 @@ class FusedFunction:
         call.given = (args, kwargs)
         is_plain = not is_looked_into(call.tensors)
         if not is_plain and has_shards(call.tensors):
-            sharded = self._run(call, functools.partial(find_sharded_call, self, call, out))
+            with no_modes():
+                sharded = self._run(call, functools.partial(find_sharded_call, self, call, out))
             if sharded is not None:
                 return sharded.run()
         if not is_plain and self._options.compile == "op" and is_operator_wanted(call.tensors):

@@ -72,7 +72,8 @@ def find_sharding(
 ) -> Sharding | None:
     """How to compute ``expr`` part by part, where all results have the shape ``shape``, to which ``operands`` broadcast.
 
-    Dims ``unsplit`` of the results have to stay whole. ``wanted`` are the placements that results must have (``out=``); None if they cannot.
+    Dims ``unsplit`` of the results have to stay whole. ``wanted`` are the placements that results must have (``out=``); None if
+    they cannot.
     """
     along = [
         _along(expr, operands, shape, mesh_dim, unsplit, None if wanted is None else wanted[mesh_dim]) for mesh_dim in range(num_mesh_dims)
@@ -210,7 +211,7 @@ def find_sharded_call(f: FusedFunction, call: Any, out: Any, key: Any, traced: T
     tensors = call.tensors
     if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
         return None
-    if not all(_is_usual(tensor) if isinstance(tensor, DTensor) else not tensor.ndim for tensor in tensors):
+    if not all(_is_usual(tensor, traced.expr.has_draws) if isinstance(tensor, DTensor) else not tensor.ndim for tensor in tensors):
         return None
     mesh = next(tensor.device_mesh for tensor in tensors if isinstance(tensor, DTensor))
     if mesh.get_coordinate() is None or any(isinstance(tensor, DTensor) and tensor.device_mesh != mesh for tensor in tensors):
@@ -231,19 +232,14 @@ def find_sharded_call(f: FusedFunction, call: Any, out: Any, key: Any, traced: T
     return ShardedCall(f, call, out, key, traced, sharding, mesh, layouts)
 
 
-def _is_usual(tensor: Any) -> bool:
-    from torch.distributed.tensor import Partial, Replicate, Shard
-
-    placements = tensor.placements
-    return type(tensor._local_tensor) in _usual_parts() and all(type(placement) in (Partial, Replicate, Shard) for placement in placements)
-
-
-def _usual_parts() -> tuple[type, ...]:
-    """A part may be pending, or fake."""
+def _is_usual(tensor: Any, is_random: bool) -> bool:
+    """Whether part and placements are of the common kinds. A part may be pending; it may be fake, unless it takes a real seed."""
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
+    from torch.distributed.tensor import Partial, Replicate, Shard
 
-    return torch.Tensor, torch.nn.Parameter, AsyncCollectiveTensor, FakeTensor
+    kinds = (torch.Tensor, torch.nn.Parameter, AsyncCollectiveTensor, *(() if is_random else (FakeTensor,)))
+    return type(tensor._local_tensor) in kinds and all(type(placement) in (Partial, Replicate, Shard) for placement in tensor.placements)
 
 
 def _wanted(f: FusedFunction, outs: Sequence[Any], mesh: Any, layouts: Sequence[NodeLayout], traced: Traced) -> Placements | None:

@@ -51,9 +51,12 @@ def test_the_largest_operand_is_followed() -> None:
     expr = wl.fuse(lambda x, y: x * y).plan(torch.ones(4, 6), torch.ones(6), target="h200").expr
     operands = Operand((6,), (Shard(0),)), Operand((4, 6), (Shard(0),))
     found = find_sharding(expr, operands, (4, 6), 1)
-    assert found is not None and found.results == (Shard(0),) and found.operands == ((Replicate(),), (Shard(0),))
+    assert found is not None
+    assert found.results == (Shard(0),)
+    assert found.operands == ((Replicate(),), (Shard(0),))
     found = find_sharding(expr, operands, (4, 6), 1, unsplit=frozenset({0}))
-    assert found is not None and found.results == (Shard(1),)
+    assert found is not None
+    assert found.results == (Shard(1),)
 
 
 def test_fused_functions_do_not_import_dtensor() -> None:
