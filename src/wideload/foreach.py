@@ -41,6 +41,7 @@ from wideload.lists import (
 )
 from wideload.random import draw_seed
 from wideload.replay import NodeLayout
+from wideload.sharding import has_shards
 from wideload.structure import map_structure
 from wideload.trace import HostResult, NumberArg, TensorArg, TensorResult, Traced, is_traced
 
@@ -81,7 +82,7 @@ def call_lists(f: FusedFunction, args: tuple[Any, ...], kwargs: dict[str, Any], 
         return [] if out is None else out
     with _naming(0):
         first = f._bind(*lists.at(0))
-    if first.device.type == "cuda":
+    if first.device.type == "cuda" and not has_shards(first.tensors):
         call = find_listed(f, lists, first)
         if call is not None:
             return call.run()
@@ -94,6 +95,10 @@ def _call_each(f: FusedFunction, lists: Lists) -> Any:
     for item in range(lists.length):
         with _naming(item):
             calls.append(f._bind(*lists.at(item)))
+    if any(has_shards(call.tensors) for call in calls):
+        outs = [None] * lists.length if lists.out is None else lists.out
+        results = [f(*args, out=outs[item], **kwargs) for item, (args, kwargs) in enumerate(map(lists.at, range(lists.length)))]
+        return results if lists.out is None else lists.out
     if lists.out is None:
         results = []
         for item, call in enumerate(calls):

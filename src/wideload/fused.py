@@ -44,9 +44,10 @@ from wideload.planned import Plan
 from wideload.random import draw_seed
 from wideload.reference import evaluate_expr, with_seed
 from wideload.replay import NodeLayout, replay_layout
+from wideload.sharding import Sharding, find_sharded_call, has_shards
 from wideload.shortcut import MISSED, STATIC_TYPES, Circumstances, Shortcut, are_immutable, find_shortcut, shortcut_key
 from wideload.structure import map_structure, same_structure
-from wideload.torch_library import note_function
+from wideload.torch_library import no_modes, note_function
 from wideload.torch_op import DifferentiableOp, is_looked_into
 from wideload.trace import HostResult, NumberArg, TensorArg, TensorResult, Traced, is_traced, trace_function
 
@@ -129,6 +130,7 @@ class FusedFunction:
         self._prepared: dict[Any, _Prepared] = {}
         self._ops: dict[Any, DifferentiableOp] = {}
         self._listed: dict[Any, Listed] = {}
+        self._shardings: dict[Any, Sharding | None] = {}
         self._alike: dict[Any, tuple[Any, Listed]] = {}  # the last lists of some kind: tells in one C call whether they are like them
 
     def __repr__(self) -> str:
@@ -181,6 +183,11 @@ class FusedFunction:
             return proxy.tracer.create_proxy("call_function", self, args, kwargs if out is None else {**kwargs, "out": out})
         call.given = (args, kwargs)
         is_plain = not is_looked_into(call.tensors)
+        if not is_plain and has_shards(call.tensors):
+            with no_modes():
+                sharded = self._run(call, functools.partial(find_sharded_call, self, call, out))
+            if sharded is not None:
+                return sharded.run()
         if not is_plain and self._options.compile == "op" and is_operator_wanted(call.tensors):
             return call_operator(self, args, kwargs, out)
         return self._call(call, is_plain) if out is None else self._run(call, functools.partial(self._call_into, call, out))

@@ -214,9 +214,8 @@ def _place_of(module: torch.nn.Module, default: _Place) -> _Place:
 def _places(own: _Place) -> list[tuple[_Place, bool]]:
     """Where a module is tried: in fp64 on the CPU, which tells functions apart, in the dtypes whose casts may be others, and as it is."""
     cpu = torch.device("cpu")
-    coarse = dict.fromkeys(
-        [*(_Place(dtype, cpu) for dtype in (torch.bfloat16, torch.float16, torch.float32)), *([own] if own.device.type != "meta" else [])]
-    )
+    casts = [_Place(dtype, cpu) for dtype in (torch.bfloat16, torch.float16, torch.float32)]
+    coarse = dict.fromkeys([*casts, *([own] if own.device.type != "meta" else [])])
     return [(_Place(torch.float64, cpu), False), *((place, True) for place in coarse)]
 
 

@@ -241,7 +241,8 @@ def find_shortcut(
 ) -> Shortcut | None:
     """The shortcut of a call that was taken apart into ``tensors`` and ``scalars``; None where calls like it cannot be told so cheaply.
 
-    With ``has_static``, some numbers may be part of the trace. ``run`` takes the tensors, ``out`` as the last of them, their addresses and the scalars, with the tensors' device the current one.
+    With ``has_static``, some numbers may be part of the trace. ``run`` takes the tensors, ``out`` as the last of them, their addresses and
+    the scalars, with the tensors' device the current one.
     """
     values = (*args, *kwargs.values())
     kinds = [type(value) for value in values]
