@@ -20,7 +20,7 @@ import torch
 
 from wideload.captures import find_captures, unwrap_callable
 from wideload.compiled import bind_method, call_operator, find_proxy, is_operator_wanted
-from wideload.errors import DeviceError, DtypeError, LayoutError, TraceError
+from wideload.errors import CompileError, DeviceError, DtypeError, LayoutError, TraceError
 from wideload.execute import (
     Launch,
     Output,
@@ -304,6 +304,10 @@ class FusedFunction:
             args, kwargs = (signature, {}) if isinstance(signature, tuple) else ((), {**signature})
             for arch in archs:
                 plans += self._plan_build(arch, args, kwargs, backward)
+        if not plans or not str(folder):
+            missing = "signature" if archs else "target"
+            what = f"no {missing}: give at least one of each" if str(folder) else "an empty folder name: name a folder"
+            raise CompileError(f"{self.__name__}.build was given {what}. Nothing was built.")
         return build_plans(plans, Path(folder).absolute(), advance)
 
     def _plan_build(self, arch: str, args: tuple[Any, ...], kwargs: dict[str, Any], backward: bool) -> list[Plan]:

@@ -58,6 +58,10 @@ def check_outputs(
             raise DeviceError(f"{name} is on {out.device}, the arguments are on {device}. Put all on one device.")
         if out.layout != torch.strided:
             raise LayoutError(f"{name} has layout {out.layout}; allowed: a strided tensor.")
+        if out.is_inference() and not torch.is_inference_mode_enabled():
+            raise GradError(
+                f"{name} was made in inference mode, outside which torch lets nobody write it. Use .clone(), or write it there."
+            )
         if out.is_conj() or out.is_neg():
             raise LayoutError(f"{name} is a lazily conjugated or negated view, which cannot be written through. Pass the tensor itself.")
     if device.type == "meta":  # without addresses, the memory of an argument is that of its storage

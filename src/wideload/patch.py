@@ -288,7 +288,8 @@ def _match_gated(module: torch.nn.Module, inputs: tuple[str, ...], own: _Place) 
     others = [child for name, child in module.named_children() if name not in (*inputs, "down_proj")]
     if any(_has_hooks(part) for child in others for part in child.modules()):
         raise _DiffersError("its activation has hooks, which would not run")
-    if module._parameters or module._buffers or any([*child.parameters(), *child.buffers()] for child in others):
+    held = [tensor for tensor in (*module._parameters.values(), *module._buffers.values()) if tensor is not None]
+    if held or any([*child.parameters(), *child.buffers()] for child in others):
         raise _DiffersError("it has parameters or buffers beside those of its linear layers")
     found, num_kernels = [form for form in _GATED_FORMS.values() if form.inputs == inputs], 0
     for place, is_own in _places(own):

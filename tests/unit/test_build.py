@@ -445,3 +445,20 @@ def test_the_command_without_nvrtc_says_so(monkeypatch: pytest.MonkeyPatch, tmp_
     result = run("add", "bf16[8]", "bf16[8]", "--target", "h200", "-o", str(tmp_path / "k"))
     assert (result.exit_code, result.stderr.strip()) == (1, "CompileError: NVRTC could not be loaded")
     assert not (tmp_path / "k").exists()
+
+
+@pytest.mark.parametrize(
+    ("signatures", "targets", "folder", "message"),
+    [
+        ([], "h200", "kernels", "no signature"),
+        ([(torch.ones(4),)], [], "kernels", "no target"),
+        ([(torch.ones(4),)], "h200", "", "an empty folder"),
+    ],
+)
+def test_nothing_is_not_built(
+    signatures: Any, targets: Any, folder: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(wl.CompileError, match=message):
+        wl.fuse(lambda x: x * 2).build(signatures, targets, folder)
+    assert not list(tmp_path.iterdir())

@@ -637,3 +637,12 @@ def test_a_number_at_its_default_is_static_and_one_that_is_given_is_not() -> Non
     assert numbers == [0, 1]
     with pytest.raises(wl.TraceError, match=r'static=\("dim",\)'):
         moved(x, y, 1)
+
+
+def test_a_result_of_inference_mode_is_refused_before_it_is_written() -> None:
+    with torch.inference_mode():
+        out = torch.zeros(4)
+        assert torch.equal(wl.fuse(lambda x: x * 2)(torch.ones(4), out=out), torch.full((4,), 2.0))
+    with pytest.raises(wl.GradError, match="inference mode"):
+        wl.fuse(lambda x: x * 3)(torch.ones(4), out=out)
+    assert out.tolist() == [2.0] * 4

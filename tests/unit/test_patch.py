@@ -619,6 +619,22 @@ class CountedGELU(NewGELU):
         return super().forward(x)
 
 
+class HalfClampedMLP(MLP):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.act_fn(self.gate_proj(x)) * self.up_proj(x)
+        return self.down_proj(h.clamp(-1e-3, 1e-3) if h.dtype == torch.float16 else h)
+
+
+def test_a_dtype_that_the_module_does_not_have_yet_is_tried() -> None:
+    assert not any(change.is_swap for change in wl.patch(nn.Sequential(HalfClampedMLP())).changes)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_scripted_module_is_left_alone_and_the_others_are_not() -> None:
+    model = nn.Sequential(torch.jit.script(nn.Linear(WIDTH, WIDTH)), MLP())
+    assert [change.path for change in wl.patch(model).changes if change.is_swap] == ["1"]
+
+
 def test_activations_with_other_constants_are_left_alone() -> None:
     with wl.patch(nn.Sequential(CubicGELU(), Swish(), QuickGELU())) as patch:
         assert [change.is_swap for change in patch.changes] == [False, True, True]

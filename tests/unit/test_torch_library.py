@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import enum
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -636,3 +637,68 @@ def test_subclasses_give_what_torchs_operators_give() -> None:
     x = torch.randn(3)
     for given in (torch.nn.Parameter(x), torch.nn.Buffer(x), x.as_subclass(Labelled)):
         assert_same(swiglu(given, x).detach().as_subclass(torch.Tensor), swiglu(x, x))
+
+
+# ---- names, constants and devices that operators and schemas do not take as they are
+
+
+@wl.fuse
+def noisy(x: torch.Tensor, s: float) -> torch.Tensor:
+    return F.dropout(x, 0.5) * s
+
+
+@pytest.mark.parametrize("is_leaf", [False, True])
+def test_draws_and_a_number_that_changes(is_leaf: bool) -> None:
+    x = torch.ones(64, requires_grad=is_leaf)
+    compiled = torch.compile(lambda x, s: noisy(x, s), fullgraph=True, backend="aot_eager")
+    for s in (1.0, 2.5, 3.5):
+        torch.manual_seed(3)
+        have = compiled(x, s)
+        torch.manual_seed(3)
+        torch.testing.assert_close(have, noisy(x, s), rtol=0, atol=0)
+
+
+def test_any_name_of_a_function_and_a_module() -> None:
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    x = torch.randn(5)
+    for module, name in ((__name__, "größe"), ("01_notebook", "twice"), ("_", "_")):
+        twice.__module__, twice.__qualname__ = module, name
+        f = wl.fuse(twice, name=name)
+        assert torch.equal(torch.compile(lambda x, f=f: f(x), fullgraph=True, backend="aot_eager")(x), x * 2)
+        torch.compiler.reset()
+
+
+class Mode(str, enum.Enum):  # noqa: UP042  # as users write it
+    MUL = "mul"
+    DIV = "div"
+
+
+def test_members_of_enums_are_inlined() -> None:
+    x = torch.randn(5)
+    compiled = torch.compile(lambda x: affine(x, None, mode=Mode.DIV), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), x / 2)
+
+
+def test_a_changing_number_is_on_the_host_whatever_the_default_device() -> None:
+    x = torch.randn(5)
+    compiled = torch.compile(lambda x, s: affine(x, None, s), fullgraph=True, backend="aot_eager")
+    compiled(x, 1.0)
+    with torch.device("meta"):
+        torch.testing.assert_close(compiled(x, 2.5), x * 2.5)
+
+
+def test_an_operator_that_could_not_be_registered_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    f = wl.fuse(lambda x: x * 3.25)
+    name = f"{torch_library.base_of(f)}_t_1"
+
+    def fail(name: str) -> None:
+        raise RuntimeError("planted")
+
+    with monkeypatch.context() as planted:
+        planted.setattr(torch_library, "_register", fail)
+        with pytest.raises(RuntimeError, match="planted"):
+            torch_library.registered(name)
+    assert torch_library.registered(name) == name
+    assert hasattr(torch.ops.wideload, name)
