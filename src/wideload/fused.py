@@ -154,9 +154,11 @@ class FusedFunction:
         return bound
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Pickled by reference, as functions are."""
+        """Pickled by reference, as functions are; a method by the name that it has in its class, which a lambda's own is not."""
         if isinstance(self.__wrapped__, types.MethodType):
-            return getattr, (self.__wrapped__.__self__, self.__wrapped__.__name__)
+            instance = self.__wrapped__.__self__
+            names = (name for cls in type(instance).__mro__ for name, value in vars(cls).items() if value is self._descriptor)
+            return getattr, (instance, next(names, self.__wrapped__.__name__))
         return self.__qualname__
 
     # ---- calling

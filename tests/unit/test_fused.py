@@ -646,3 +646,21 @@ def test_a_result_of_inference_mode_is_refused_before_it_is_written() -> None:
     with pytest.raises(wl.GradError, match="inference mode"):
         wl.fuse(lambda x: x * 3)(torch.ones(4), out=out)
     assert out.tolist() == [2.0] * 4
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    forward = wl.fuse(lambda self, x: x * self.scale)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_a_module_whose_method_is_a_fused_lambda_is_copied(copied: Callable[[Any], Any]) -> None:
+    x, module = torch.ones(3), Scaled(2.0)
+    assert module(x).tolist() == [2.0] * 3
+    other = copied(module)
+    other.scale = 3.0
+    assert other(x).tolist() == [3.0] * 3
+    assert module(x).tolist() == [2.0] * 3
