@@ -132,10 +132,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     device, environment = None, None
     if options.target is None:
-        try:
-            device = find_device()
-        except wl.DeviceError as error:
-            print(error, file=sys.stderr)
+        device = find_device()
+        if device is None:
             return 2
         environment = describe_environment(device)
         print(name_environment(environment))

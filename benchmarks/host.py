@@ -20,8 +20,7 @@ import torch
 import torch.nn.functional as F
 
 import wideload as wl
-from table import Draw, Finding
-from wideload.measure.environment import read_environment
+from table import Draw, Finding, describe_environment
 
 SCHEMA = 1
 SHAPE = (64, 1024)
@@ -118,7 +117,7 @@ def run(device: torch.device, to: Path | None = None, rounds: int = ROUNDS) -> i
         print(rows[-1].finding, flush=True)
     if to:
         figures = [{**dataclasses.asdict(row), "ratio": row.ratio} for row in rows]
-        about = dataclasses.asdict(read_environment(device))
+        about = describe_environment(device)
         to.write_text(json.dumps({"schema": SCHEMA, "environment": about, "rows": figures}, indent=1, default=str) + "\n", encoding="utf-8")
     return int(any(not row.finding.is_kept for row in rows))
 

@@ -248,10 +248,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="where to write all samples and the environment")
     options = parser.parse_args(arguments)
     chosen = choose_cases(parser, CASES, options.only)
-    try:
-        device = find_device()
-    except wl.DeviceError as error:
-        print(error, file=sys.stderr)
+    device = find_device()
+    if device is None:
         return 2
     environment = describe_environment(device)
     rows, failed = [], {}

@@ -105,10 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--pairs", type=int, default=200, help="comparisons of a call with itself, each of the two")
     parser.add_argument("--json", type=Path, help="where to write all rows and the environment")
     options = parser.parse_args(arguments)
-    try:
-        device = find_device()
-    except wl.DeviceError as error:
-        print(error, file=sys.stderr)
+    device = find_device()
+    if device is None:
         return 2
     environment = describe_environment(device)
     print(name_environment(environment))

@@ -294,10 +294,8 @@ def run_cases(description: str | None, cases: Sequence[Case], num_elements: int,
     parser.add_argument("--json", type=Path, help="where to write all samples and the environment")
     options = parser.parse_args(arguments)
     chosen = choose_cases(parser, cases, options.only)
-    try:
-        device = find_device()
-    except wl.DeviceError as error:
-        print(error, file=sys.stderr)
+    device = find_device()
+    if device is None:
         return 2
     environment = describe_environment(device)
     rows, failed = [], {}
@@ -343,9 +341,13 @@ def choose_cases(parser: argparse.ArgumentParser, cases: Sequence[_NamedT], text
     return chosen
 
 
-def find_device() -> torch.device:
-    """The current CUDA device. Raises ``DeviceError`` without one."""
-    return torch.device("cuda", cuda_index())
+def find_device() -> torch.device | None:
+    """The current CUDA device; None, with the reason on stderr, where there is none."""
+    try:
+        return torch.device("cuda", cuda_index())
+    except wl.DeviceError as error:
+        print(error, file=sys.stderr)
+        return None
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from wideload.analyze.budget import Unit, boost_clock_mhz, count_units, main_ins
 from wideload.analyze.bytes import Cover, Span, count_bytes, count_sectors, span_of
 from wideload.analyze.figure import Figure, Kind, assumed, computed
 from wideload.analyze.inflight import DRAM_LATENCY_NS, bytes_in_flight_per_sm, littles_law_bytes
-from wideload.analyze.occupancy import occupancy
+from wideload.analyze.occupancy import Occupancy, occupancy
 from wideload.analyze.sectors import LINE_BYTES, SECTOR_BYTES, WARP_SIZE, WarpAccess, warp_sectors
 from wideload.decode import check_schema, decode
 from wideload.expr import Expr
@@ -49,6 +49,7 @@ __all__ = [
     "Verdict",
     "achievable_bandwidth",
     "bytes_figure",
+    "compiled_figures",
     "count_accesses",
     "efficiency_figure",
     "explain_call",
@@ -58,7 +59,9 @@ __all__ = [
     "judge_sectors",
     "judge_tail",
     "judge_waste",
+    "launch_figures",
     "nominal_bandwidth",
+    "sm_clock",
     "time_at",
     "wide_share",
 ]
@@ -498,8 +501,6 @@ def _offset(space: IterSpace, row: int, index: int) -> int:
 
 def _explain_kernel(kernel: BuiltKernel, figures: GpuFigures, nominal: Figure | None) -> ExplainedKernel:
     plan, cubin, target, gpu = kernel.plan, kernel.cubin, figures.target, figures.target.gpu
-    boost_mhz, sheet = boost_clock_mhz(target.compute_capability)
-    clock = figures.sm_clock or assumed(boost_mhz, "MHz", f"boost clock of {sheet}")
     variant = plan.variant
     per_thread = sum(
         (variant.access_elements if access == "repeated" else variant.elements) * step * parameter.type.itemsize
@@ -513,10 +514,8 @@ def _explain_kernel(kernel: BuiltKernel, figures: GpuFigures, nominal: Figure | 
         else occupancy(target.arch, threads_per_block=variant.threads, registers=cubin.registers, shared_bytes=cubin.shared_bytes)
     )
     waves = plan.grid / (sms * lives.blocks_per_sm) if lives and lives.blocks_per_sm and sms else None
-    little = littles_law_bytes(nominal.value) / sms if nominal and sms else None
     instructions = () if kernel.sass is None else main_instructions(kernel.sass, kernel.source, plan.name)
     mix = count_units(instructions, variant.elements) if instructions else {}
-    rates = unit_rates(target.compute_capability)
     accesses = count_accesses(instructions)
     explained = ExplainedKernel(
         name=plan.name,
@@ -531,16 +530,46 @@ def _explain_kernel(kernel: BuiltKernel, figures: GpuFigures, nominal: Figure | 
         accesses=accesses,
         wide_share=wide_share(accesses),
         in_flight_per_thread=computed(per_thread, "B", "what a thread loads before it needs any of it"),
-        littles_law_per_sm=None
+        **launch_figures(figures, nominal, waves, plan.grid, plan.num_elements, mix, "SASS of the path that all but the edges take"),
+    )
+    if cubin is None or lives is None:
+        return explained
+    in_flight = bytes_in_flight_per_sm(per_thread, variant.threads, lives.blocks_per_sm, plan.grid, sms)
+    shared = computed(cubin.shared_bytes, "B a block", "ptxas")
+    return replace(explained, **compiled_figures(cubin, lives, variant.threads, shared, in_flight))
+
+
+def sm_clock(figures: GpuFigures) -> Figure:
+    """In MHz: as it was read, or the boost clock of the sheet."""
+    boost_mhz, sheet = boost_clock_mhz(figures.target.compute_capability)
+    return figures.sm_clock or assumed(boost_mhz, "MHz", f"boost clock of {sheet}")
+
+
+def launch_figures(
+    figures: GpuFigures,
+    nominal: Figure | None,
+    waves: float | None,
+    grid: int,
+    num_elements: int,
+    mix: Mapping[Unit, float],
+    how: str,
+) -> dict[str, Any]:
+    """The fields of an `ExplainedKernel` that follow from its launch and from ``mix``, the instructions an element, counted ``how``."""
+    compute_capability, gpu = figures.target.compute_capability, figures.target.gpu
+    sms = gpu.sms if gpu else None
+    clock, rates = sm_clock(figures), unit_rates(compute_capability)
+    little = littles_law_bytes(nominal.value) / sms if nominal and sms else None
+    return {
+        "littles_law_per_sm": None
         if little is None
         else assumed(little, "B", f"nominal bandwidth x {DRAM_LATENCY_NS:.0f} ns (an idle A100's latency) / SMs"),
-        target_per_sm=assumed(bytes_in_flight_target(target.compute_capability), "B", "CUB DeviceTransform's target for this architecture"),
-        waves=None if waves is None else computed(waves, "waves", f"{plan.grid} blocks over {sms} SMs"),
-        last_wave=None if waves is None else computed(waves - math.ceil(waves) + 1, "of a wave", "how full the last wave is"),
-        instructions={unit: computed(count, "an element", "SASS of the path that all but the edges take") for unit, count in mix.items()},
-        unit_times={
+        "target_per_sm": assumed(bytes_in_flight_target(compute_capability), "B", "CUB DeviceTransform's target for this architecture"),
+        "waves": None if waves is None else computed(waves, "waves", f"{grid} blocks over {sms} SMs"),
+        "last_wave": None if waves is None else computed(waves - math.ceil(waves) + 1, "of a wave", "how full the last wave is"),
+        "instructions": {unit: computed(count, "an element", how) for unit, count in mix.items()},
+        "unit_times": {
             unit: Figure(
-                unit_time_us(count, plan.num_elements, rates[unit], sms, clock.value),
+                unit_time_us(count, num_elements, rates[unit], sms, clock.value),
                 "us",
                 clock.kind,
                 f"instructions / ({rates[unit]} a clock x {sms} SMs x {clock.value:.0f} MHz)",
@@ -548,21 +577,21 @@ def _explain_kernel(kernel: BuiltKernel, figures: GpuFigures, nominal: Figure | 
             for unit, count in mix.items()
             if sms
         },
-    )
-    if cubin is None or lives is None:
-        return explained
-    in_flight = bytes_in_flight_per_sm(per_thread, variant.threads, lives.blocks_per_sm, plan.grid, sms)
-    return replace(
-        explained,
-        registers=computed(cubin.registers, "a thread", "ptxas"),
-        spill_bytes=computed(cubin.spill_store_bytes + cubin.spill_load_bytes, "B a thread", "ptxas: stored and loaded"),
-        stack_bytes=computed(cubin.stack_bytes, "B a thread", "ptxas"),
-        shared_bytes=computed(cubin.shared_bytes, "B a block", "ptxas"),
-        occupancy=computed(lives.fraction, "of the warps", f"limited by {lives.limiter}"),
-        occupancy_limiter=lives.limiter,
-        blocks_per_sm=computed(lives.blocks_per_sm, "blocks an SM", f"of {variant.threads} threads"),
-        in_flight_per_sm=computed(in_flight, "B", "loads of all threads that live on an SM"),
-    )
+    }
+
+
+def compiled_figures(cubin: Cubin, lives: Occupancy, threads: int, shared: Figure, in_flight: float) -> dict[str, Any]:
+    """The fields of an `ExplainedKernel` that follow from its cubin, in blocks of ``threads`` with ``shared`` memory."""
+    return {
+        "registers": computed(cubin.registers, "a thread", "ptxas"),
+        "spill_bytes": computed(cubin.spill_store_bytes + cubin.spill_load_bytes, "B a thread", "ptxas: stored and loaded"),
+        "stack_bytes": computed(cubin.stack_bytes, "B a thread", "ptxas"),
+        "shared_bytes": shared,
+        "occupancy": computed(lives.fraction, "of the warps", f"limited by {lives.limiter}"),
+        "occupancy_limiter": lives.limiter,
+        "blocks_per_sm": computed(lives.blocks_per_sm, "blocks an SM", f"of {threads} threads"),
+        "in_flight_per_sm": computed(in_flight, "B", "loads of all threads that live on an SM"),
+    }
 
 
 def count_accesses(instructions: Sequence[Instruction]) -> tuple[AccessCount, ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from wideload.analyze.budget import Unit, boost_clock_mhz, count_units, main_instructions, unit_rates, unit_time_us
+from wideload.analyze.budget import Unit, count_units, main_instructions
 from wideload.analyze.bytes import Cover, Span, count_bytes, count_sectors, span_of
 from wideload.analyze.explain import (
     UNIT_ADVICE,
@@ -25,6 +25,7 @@ from wideload.analyze.explain import (
     Verdict,
     achievable_bandwidth,
     bytes_figure,
+    compiled_figures,
     count_accesses,
     efficiency_figure,
     judge_launches,
@@ -32,17 +33,18 @@ from wideload.analyze.explain import (
     judge_memory,
     judge_tail,
     judge_waste,
+    launch_figures,
     nominal_bandwidth,
+    sm_clock,
     time_at,
     wide_share,
 )
 from wideload.analyze.figure import Figure, assumed, computed
-from wideload.analyze.inflight import DRAM_LATENCY_NS, bytes_in_flight_per_sm, littles_law_bytes
+from wideload.analyze.inflight import bytes_in_flight_per_sm, littles_law_bytes
 from wideload.analyze.occupancy import Occupancy, occupancy
 from wideload.analyze.ptx import MAX_STEPS, SAMPLED_THREADS, Dim3, PtxAccess, Touched, Walk, walk_ptx
 from wideload.analyze.sectors import SECTOR_BYTES, WARP_SIZE
 from wideload.dtypes import dtype_name
-from wideload.gpus import bytes_in_flight_target
 from wideload.nvrtc import Cubin
 from wideload.sass import parse_sass
 
@@ -276,8 +278,7 @@ def _explain_kernel(
     target, gpu, cubin = figures.target, figures.target.gpu, built.cubin
     sms = gpu.sms if gpu else None
     threads, blocks = math.prod(block), math.prod(grid)
-    boost_mhz, sheet = boost_clock_mhz(target.compute_capability)
-    clock = figures.sm_clock or assumed(boost_mhz, "MHz", f"boost clock of {sheet}")
+    clock = sm_clock(figures)
     lives = occupancy(target.arch, threads_per_block=threads, registers=cubin.registers, shared_bytes=cubin.shared_bytes + shared_bytes)
     waves = blocks / (sms * lives.blocks_per_sm) if sms and lives.blocks_per_sm and blocks else None
     nominal = nominal_bandwidth(figures)
@@ -288,7 +289,6 @@ def _explain_kernel(
     how = "SASS" if instructions else "PTX, executed for some blocks"
     per_element = threads * blocks / num_elements if num_elements else 0.0
     mix = {unit: count * per_element for unit, count in per_thread.items()}
-    rates = unit_rates(target.compute_capability)
     loads = [access for access in walk.accesses if access.kind == "load" and access.space == "global"]
     in_flight_per_thread, load_bytes = _in_flight(loads, accesses, threads * blocks)
     in_flight = bytes_in_flight_per_sm(1, threads, lives.blocks_per_sm, blocks, sms) * in_flight_per_thread
@@ -297,6 +297,7 @@ def _explain_kernel(
         None if sms is None else sum(counts) / (sms * _SHARED_WAVEFRONTS_PER_CLOCK * clock.value)
         for counts in ([a.wavefronts for a in shared], [a.ideal_wavefronts for a in shared])
     )
+    shared_memory = computed(cubin.shared_bytes + shared_bytes, "B a block", "ptxas, and what the launch adds")
     explained = ExplainedKernel(
         name=name,
         family="raw",
@@ -310,31 +311,8 @@ def _explain_kernel(
         accesses=accesses,
         wide_share=wide_share(accesses),
         in_flight_per_thread=computed(in_flight_per_thread, "B", "global loads of the SASS, no more than a thread executes"),
-        littles_law_per_sm=None
-        if little is None
-        else assumed(little, "B", f"nominal bandwidth x {DRAM_LATENCY_NS:.0f} ns (an idle A100's latency) / SMs"),
-        target_per_sm=assumed(bytes_in_flight_target(target.compute_capability), "B", "CUB DeviceTransform's target for this architecture"),
-        waves=None if waves is None else computed(waves, "waves", f"{blocks} blocks over {sms} SMs"),
-        last_wave=None if waves is None else computed(waves - math.ceil(waves) + 1, "of a wave", "how full the last wave is"),
-        instructions={unit: computed(count, "an element", how) for unit, count in mix.items()},
-        unit_times={
-            unit: Figure(
-                unit_time_us(count, num_elements, rates[unit], sms, clock.value),
-                "us",
-                clock.kind,
-                f"instructions / ({rates[unit]} a clock x {sms} SMs x {clock.value:.0f} MHz)",
-            )
-            for unit, count in mix.items()
-            if sms
-        },
-        registers=computed(cubin.registers, "a thread", "ptxas"),
-        spill_bytes=computed(cubin.spill_store_bytes + cubin.spill_load_bytes, "B a thread", "ptxas: stored and loaded"),
-        stack_bytes=computed(cubin.stack_bytes, "B a thread", "ptxas"),
-        shared_bytes=computed(cubin.shared_bytes + shared_bytes, "B a block", "ptxas, and what the launch adds"),
-        occupancy=computed(lives.fraction, "of the warps", f"limited by {lives.limiter}"),
-        occupancy_limiter=lives.limiter,
-        blocks_per_sm=computed(lives.blocks_per_sm, "blocks an SM", f"of {threads} threads"),
-        in_flight_per_sm=computed(in_flight, "B", "loads of all threads that live on an SM"),
+        **launch_figures(figures, nominal, waves, blocks, num_elements, mix, how),
+        **compiled_figures(cubin, lives, threads, shared_memory, in_flight),
     )
     needed = None if little is None else little * read_share
     facts = _Facts(walk, None, operands, lives, waves, in_flight_per_thread, load_bytes, needed, read_share, shared_us, ideal_us)
