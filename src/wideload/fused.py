@@ -45,7 +45,7 @@ from wideload.random import draw_seed
 from wideload.reference import evaluate_expr, with_seed
 from wideload.replay import NodeLayout, replay_layout
 from wideload.sharding import Sharding, find_sharded_call, has_shards
-from wideload.shortcut import MISSED, STATIC_TYPES, Circumstances, Shortcut, are_immutable, find_shortcut, shortcut_key
+from wideload.shortcut import MISSED, STATIC_TYPES, Circumstances, Shortcut, are_immutable, find_shortcut, remember, shortcut_key
 from wideload.structure import map_structure, same_structure
 from wideload.torch_library import no_modes, note_function
 from wideload.torch_op import DifferentiableOp, is_looked_into
@@ -444,7 +444,7 @@ class FusedFunction:
     @staticmethod
     def _keep(cache: dict[Any, _T], key: Any, value: _T) -> _T:
         """Remember what belongs to lists of one signature."""
-        return _remember(cache, key, value, _MAX_LISTED)
+        return remember(cache, key, value, _MAX_LISTED)
 
     # ---- arguments
 
@@ -567,9 +567,9 @@ class FusedFunction:
         traced = trace_function(self._fn, self._kernel_name, *call.spec)
         key = signature
         if traced.reads_sizes:
-            _remember(self._sized, signature, None)
+            remember(self._sized, signature, None)
             key = (signature, _shapes(call))
-        return key, _remember(self._traces, key, traced)
+        return key, remember(self._traces, key, traced)
 
     def _run(self, call: _Call, use: Callable[[Any, Traced], _T]) -> _T:
         """``use(key, traced)``; shapes that do not fit the trace of other shapes are traced themselves, and may take another path."""
@@ -634,12 +634,16 @@ class FusedFunction:
         args, kwargs = call.given
         if kwargs and self._signature and [*self._signature.bind(*args, **kwargs).arguments][-len(kwargs) :] != [*kwargs]:
             return  # given in another order than the parameters'
-        circumstances = Circumstances(fn, self._captures)
-        shortcut = find_shortcut(args, kwargs, out, call.tensors, call.scalars, circumstances, run, has_static=bool(self._static))
+        static = [name in self._static for name in (*self._given_names(len(args)), *kwargs)]
+        shortcut = find_shortcut(args, kwargs, out, call.tensors, call.scalars, static, Circumstances(fn, self._captures), run)
         if shortcut is not None:
             key = shortcut_key(args, kwargs, out)
-            _remember(self._shortcuts, key, (shortcut, *self._shortcuts.get(key, ())[: _MOST_ALIKE - 1]))
+            remember(self._shortcuts, key, (shortcut, *self._shortcuts.get(key, ())[: _MOST_ALIKE - 1]))
             self._shortcut = shortcut
+
+    def _given_names(self, num_positional: int) -> list[str]:
+        """The parameters that so many positional arguments go to."""
+        return [*self._names[:num_positional], *[self._starred] * (num_positional - len(self._names))]
 
     # ---- running
 
@@ -669,7 +673,7 @@ class FusedFunction:
     def _operation_of(self, key: Any, traced: Traced) -> DifferentiableOp:
         op = self._ops.get(key)
         if op is None or op.expr is not traced.expr:
-            op = _remember(self._ops, key, self._operation(traced))
+            op = remember(self._ops, key, self._operation(traced))
         return op
 
     def _operation(self, traced: Traced) -> DifferentiableOp:
@@ -683,7 +687,7 @@ class FusedFunction:
         layout_key = (key, *((tuple(t.shape), t.stride(), phase_of(t)) for t in call.tensors))
         prepared = self._prepared.get(layout_key)
         if prepared is None:
-            prepared = _remember(self._prepared, layout_key, self._prepare(call, traced))
+            prepared = remember(self._prepared, layout_key, self._prepare(call, traced))
         tensors = with_seed(traced.expr, call.tensors, call.device)
         written = iter(run_new(prepared.launches, call.device, tensors, prepared.outputs, tuple(call.scalars)))
         self._lay_launches(call, traced, prepared)
@@ -745,7 +749,7 @@ class FusedFunction:
             outputs = [_output(node, tensor) for node, tensor in zip(traced.expr.outputs, outs, strict=True)]
             plans = self._plan(call, traced, layouts, outputs, is_in_place)
             recipe = functools.partial(self._recipe, call, out)
-            prepared = _remember(self._prepared, layout_key, _Prepared((), prepare_launches(plans, call.device.index, recipe)))
+            prepared = remember(self._prepared, layout_key, _Prepared((), prepare_launches(plans, call.device.index, recipe)))
         if is_in_place and not is_safe_in_place([launch.plan for launch in prepared.launches], call.tensors, outs):
             fresh = [torch.empty_like(t) for t in outs]
             compute = self._stage_launch(call, key, traced, layouts, fresh, False, out)
@@ -855,23 +859,12 @@ def fuse(
     return FusedFunction(fn, options) if fn is not None else functools.partial(FusedFunction, options=options)
 
 
-_MAX_REMEMBERED = 4096
-"""Traces, and layouts, that one function keeps; the oldest goes first. An entry takes some 10 kB."""
-
-
 _MOST_ALIKE = 4
 """Shortcuts kept of calls of one set of shapes and dtypes: strides and alignments that come in turn."""
 
 
 _MAX_LISTED = 64
 """Signatures of lists that one function keeps; an entry takes some 1 kB an item."""
-
-
-def _remember(cache: dict[Any, _T], key: Any, value: _T, most: int | None = None) -> _T:
-    if len(cache) >= (_MAX_REMEMBERED if most is None else most):
-        cache.pop(next(iter(cache)), None)
-    cache[key] = value
-    return value
 
 
 def _launcher_into(traced: Traced, launches: Sequence[Launch], device: torch.device) -> Callable[..., torch.Tensor]:

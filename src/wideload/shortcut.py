@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.autograd import forward_ad
@@ -26,8 +26,12 @@ __all__ = [
     "are_immutable",
     "find_likeness",
     "find_shortcut",
+    "remember",
     "shortcut_key",
 ]
+
+MAX_REMEMBERED = 4096
+"""Traces, and layouts, that one function keeps; the oldest goes first. An entry takes some 10 kB."""
 
 MISSED = object()
 """What a shortcut returns that is not a call's."""
@@ -35,6 +39,7 @@ MISSED = object()
 STATIC_TYPES = (str, bytes, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout, type(Ellipsis))
 """Of arguments that are part of the trace, as bools are."""
 
+_T = TypeVar("_T")
 _NUMBERS = (int, float, complex)
 _CONSTANTS = (bool, *STATIC_TYPES)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -56,6 +61,14 @@ def shortcut_key(args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tenso
 def are_immutable(defaults: Any) -> bool:
     """Whether no default of a function, nor an item of one that is a tuple, can change without becoming another object."""
     return all(are_immutable(value) if type(value) is tuple else isinstance(value, (*_NUMBERS, *_CONSTANTS)) for value in defaults or ())
+
+
+def remember(cache: dict[Any, _T], key: Any, value: _T, most: int | None = None) -> _T:
+    """Keep ``value``, in the place of the oldest of ``most`` (`MAX_REMEMBERED`); return it."""
+    if len(cache) >= (MAX_REMEMBERED if most is None else most):
+        cache.pop(next(iter(cache)), None)
+    cache[key] = value
+    return value
 
 
 class Circumstances:
@@ -83,16 +96,12 @@ class Circumstances:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """How arguments are given: names of those given by name, places of tensors, kinds of numbers, and what the others are.
-
-    Where some numbers are static, all are constants, and ``scalars`` are those that are not static.
-    """
+    """How arguments are given: names of those given by name, places of tensors, kinds of run-time numbers, and what the others are."""
 
     names: tuple[str, ...]
     tensors: tuple[int, ...]
     numbers: tuple[tuple[int, type], ...]
     constants: tuple[tuple[int, Any], ...]
-    scalars: tuple[Any, ...]
 
 
 class Likeness:
@@ -182,7 +191,7 @@ class Shortcut:
                 if value is not constant and (type(value) is not type(constant) or value != constant or repr(value) != repr(constant)):
                     return MISSED
             tensors = tuple([values[at] for at in given.tensors])
-            scalars = given.scalars or tuple([values[at] for at, _ in given.numbers])
+            scalars = tuple([values[at] for at, _ in given.numbers])
         if out is not None and self._written is None:
             tensors = (*tensors, out)
         addresses = self._likeness.addresses(tensors)
@@ -234,27 +243,26 @@ def find_shortcut(
     out: torch.Tensor | None,
     tensors: Sequence[torch.Tensor],
     scalars: Sequence[Any],
+    static: Sequence[bool],
     circumstances: Circumstances,
     run: Callable[..., Any],
-    *,
-    has_static: bool = False,
 ) -> Shortcut | None:
     """The shortcut of a call that was taken apart into ``tensors`` and ``scalars``; None where calls like it cannot be told so cheaply.
 
-    With ``has_static``, some numbers may be part of the trace. ``run`` takes the tensors, ``out`` as the last of them, their addresses and
-    the scalars, with the tensors' device the current one.
+    ``static`` says of each argument, as it is given, whether a number there is part of the trace. ``run`` takes the tensors, ``out`` as the
+    last of them, their addresses and the scalars, with the tensors' device the current one.
     """
     values = (*args, *kwargs.values())
     kinds = [type(value) for value in values]
     at_tensors = tuple(at for at, value in enumerate(values) if isinstance(value, torch.Tensor))
-    at_numbers = () if has_static else tuple((at, kind) for at, kind in enumerate(kinds) if kind in _NUMBERS)
-    constant_types = (*_CONSTANTS, *_NUMBERS) if has_static else _CONSTANTS
-    constants = tuple((at, value) for at, value in enumerate(values) if isinstance(value, constant_types))
-    given = _Given(tuple(kwargs), at_tensors, at_numbers, constants, tuple(scalars) if has_static else ())
+    numbers = [at for at, kind in enumerate(kinds) if kind in _NUMBERS]
+    at_numbers = tuple((at, kinds[at]) for at in numbers if not static[at])
+    constants = tuple((at, value) for at, value in enumerate(values) if isinstance(value, _CONSTANTS) or (at in numbers and static[at]))
+    given = _Given(tuple(kwargs), at_tensors, at_numbers, constants)
     addresses = {tensor.data_ptr() for tensor in tensors}
     is_all = len(at_tensors) + len(at_numbers) + len(constants) == len(values)
     is_ordered = len(at_tensors) == len(tensors) and all(map(operator.is_, (values[at] for at in at_tensors), tensors))
-    if not is_all or not is_ordered or not (has_static or [values[at] for at, _ in at_numbers] == list(scalars)):
+    if not is_all or not is_ordered or [values[at] for at, _ in at_numbers] != list(scalars):
         return None
     if not all(tensor.numel() for tensor in tensors) or len(addresses) != len(tensors) or len({t.device for t in tensors}) > 1:
         return None

@@ -24,13 +24,9 @@ from wideload.plan import KernelPlan
 from wideload.random import draw_seed
 from wideload.reference import evaluate_expr
 from wideload.replay import NodeLayout, replay_layout
-from wideload.shortcut import Likeness, find_likeness
+from wideload.shortcut import Likeness, find_likeness, remember
 
 __all__ = ["DifferentiableOp", "is_looked_into"]
-
-_MAX_FORMS = 4096
-"""Layouts that one operation keeps what it derived and prepared for; the oldest goes first."""
-
 
 _MOST_IN_SUBSETS = 3
 """Results up to which each subset of them is looked at for the inputs that its gradients read; of more, all inputs are saved."""
@@ -53,7 +49,8 @@ class _Form:
     """What tensors of one layout need. ``launches`` is None where the reference computes.
 
     ``saved`` are the inputs that gradients read, ``constant`` the outputs that have none. ``layouts`` are those of all nodes, ``shapes``
-    those of the inputs. ``recipe`` is the call whose build has the kernels of its gradients.
+    those of the inputs. ``recipe`` is the call whose build has the kernels of its gradients. ``likeness`` is to the tensors that it was
+    first needed for, with gradients on or off as ``is_grad_enabled``; None where no kernel is launched.
     """
 
     op: DifferentiableOp
@@ -68,7 +65,15 @@ class _Form:
     saved: tuple[int, ...]
     constant: tuple[int, ...]
     recipe: Recipe | None
+    likeness: Likeness | None = None
+    is_grad_enabled: bool = False
     backwards: dict[Any, _Backward] = field(default_factory=dict)
+
+    def is_of(self, tensors: Sequence[torch.Tensor], device: torch.device, is_grad_enabled: bool) -> bool:
+        """Whether these tensors are known to need it, at little cost."""
+        if self.likeness is None or self.is_grad_enabled is not is_grad_enabled or self.device != device:
+            return False
+        return self.likeness.addresses(tensors) is not None
 
     def run(self, tensors: Sequence[torch.Tensor], scalars: tuple[Any, ...], seed: torch.Tensor | None) -> list[torch.Tensor]:
         """The outputs, in memory of their own."""
@@ -143,15 +148,6 @@ class _Backward:
     zeros: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Last:
-    """What the last tensors were, and what they needed."""
-
-    likeness: Likeness
-    is_grad_enabled: bool
-    form: _Form
-
-
 class DifferentiableOp:
     """``expr`` as an operation on tensors; the gradients that it is asked for are derived once a layout, and are operations again.
 
@@ -167,7 +163,7 @@ class DifferentiableOp:
         self.fresh = [position for position, is_view in enumerate(self._is_view) if not is_view]
         self.is_derived = strides is not None
         self._strides = [None if strides is None else strides[position] for position in self.fresh]
-        self._last: _Last | None = None
+        self._last: _Form | None = None
         self._forms: dict[Any, _Form | Literal["contiguous", "reference"]] = {}
         self._backward_forms: dict[Any, _Form] = {}
 
@@ -188,8 +184,8 @@ class DifferentiableOp:
             seed = draw_seed(device)
         enabled = torch.is_grad_enabled()
         last = self._last
-        if last is not None and last.is_grad_enabled is enabled and last.form.device == device and last.likeness.addresses(tensors):
-            return self._apply(last.form, tensors, scalars, seed)
+        if last is not None and last.is_of(tensors, device, enabled):
+            return self._apply(last, tensors, scalars, seed)
         try:
             key = (device, *[(enabled and t.requires_grad, t.shape, t.stride(), phase_of(t)) for t in tensors])
         except RuntimeError:
@@ -200,16 +196,12 @@ class DifferentiableOp:
         if form is None:
             wanted = tuple(enabled and tensor.requires_grad for tensor in tensors)
             form = "reference" if missing_rules(self.expr, _where(wanted)) else self._find_form(tensors, device, wanted, recipe)
-            if len(self._forms) >= _MAX_FORMS:
-                self._forms.pop(next(iter(self._forms)), None)
-            self._forms[key] = form
+            remember(self._forms, key, form)
         if form == "reference":
             return self._recorded(tensors, scalars, seed)
         if form == "contiguous":
             return self([tensor.contiguous() for tensor in tensors], scalars, device, seed, recipe=recipe)
-        likeness = find_likeness(tensors) if form.launches else None
-        if likeness:
-            self._last = _Last(likeness, enabled, form)
+        self._last = form
         return self._apply(form, tensors, scalars, seed)
 
     def _apply(
@@ -258,7 +250,10 @@ class DifferentiableOp:
         devices = tuple(tensor.device for tensor in tensors)
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
         call = recipe() if any(wanted) and launches and not self.is_derived else None  # no build has second derivatives
-        return _Form(self, device, devices, layouts, shapes, outputs, launches, any(wanted), wanted, saved, constant, call)
+        likeness, enabled = find_likeness(tensors) if launches else None, torch.is_grad_enabled()
+        return _Form(
+            self, device, devices, layouts, shapes, outputs, launches, any(wanted), wanted, saved, constant, call, likeness, enabled
+        )  # fmt: skip
 
     def find_read(self, operands: Sequence[NodeLayout], device_type: str, wanted: tuple[bool, ...]) -> tuple[int, ...] | None:
         """The inputs whose values the gradients of inputs ``wanted`` read. None where torch's own autograd has to record the expression."""
@@ -287,9 +282,7 @@ class DifferentiableOp:
             devices, shapes = tuple(tensor.device for tensor in tensors), tuple(tuple(tensor.shape) for tensor in tensors)
             read = tuple(range(len(tensors)))
             form = _Form(self, device, devices, layouts, shapes, self._outputs(layouts), None, True, wanted, read, (), None)
-            if len(self._backward_forms) >= _MAX_FORMS:
-                self._backward_forms.pop(next(iter(self._backward_forms)), None)
-            self._backward_forms[key] = form
+            remember(self._backward_forms, key, form)
         back = form.backward(tuple(grad is not None for grad in grads), wanted)
         return form.gradients(back, tensors, scalars, seed if back.op.expr.has_draws else None, grads)
 

@@ -36,7 +36,8 @@ def lay(args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, function: C
     values = (*args, *kwargs.values())
     given = [value for value in values if isinstance(value, torch.Tensor)]
     numbers = [value for value in values if type(value) in (int, float, complex)]
-    shortcut = find_shortcut(args, kwargs, None, given, numbers, Circumstances(function, find_captures(function)), lambda *found: found)
+    circumstances = Circumstances(function, find_captures(function))
+    shortcut = find_shortcut(args, kwargs, None, given, numbers, [False] * len(values), circumstances, lambda *found: found)
     assert shortcut is not None
     return shortcut
 
@@ -97,7 +98,7 @@ def test_one_tensor_twice_is_another_call() -> None:
     x = torch.randn(8, 8)
     shortcut = lay((x, torch.randn(8, 8)))
     assert shortcut((x, x), {}) is MISSED
-    assert find_shortcut((x, x), {}, None, [x], [], Circumstances(scaled, find_captures(scaled)), lambda *found: found) is None
+    assert find_shortcut((x, x), {}, None, [x], [], [False] * 2, Circumstances(scaled, find_captures(scaled)), lambda *found: found) is None
 
 
 def test_what_misaligned_calls_keep_is_their_alignment() -> None:
@@ -112,7 +113,7 @@ def test_what_is_written_lies_to_the_arguments_as_it_did() -> None:
     circumstances = Circumstances(scaled, find_captures(scaled))
 
     def lay_into(*args: torch.Tensor, out: torch.Tensor) -> Shortcut | None:
-        return find_shortcut(args, {}, out, args, [], circumstances, lambda *found: found)
+        return find_shortcut(args, {}, out, args, [], [False] * 2, circumstances, lambda *found: found)
 
     apart, in_place = lay_into(x, y, out=store[0]), lay_into(x, store[1], out=store[1])
     assert apart is not None
@@ -137,7 +138,7 @@ def test_what_is_written_lies_to_the_arguments_as_it_did() -> None:
 def test_an_argument_that_is_written() -> None:
     x, y, z = (torch.randn(64) for _ in range(3))
     circumstances = Circumstances(scaled, find_captures(scaled))
-    shortcut = find_shortcut((x, y), {}, y, [x, y], [], circumstances, lambda *found: found)
+    shortcut = find_shortcut((x, y), {}, y, [x, y], [], [False] * 2, circumstances, lambda *found: found)
     assert shortcut is not None
     others = torch.randn(64), torch.randn(64)
     (a, b, out), addresses, _ = shortcut(others, {}, others[1])
@@ -150,10 +151,11 @@ def test_an_argument_that_is_written() -> None:
 def test_static_numbers_are_what_they_were() -> None:
     x, y = tensors()
     circumstances = Circumstances(scaled, find_captures(scaled))
-    shortcut = find_shortcut((x, y, 0.0, 3), {}, None, [x, y], [3], circumstances, lambda *found: found, has_static=True)
+    shortcut = find_shortcut((x, y, 0.0, 3), {}, None, [x, y], [3], [False, False, True, False], circumstances, lambda *found: found)
     assert shortcut is not None
     assert shortcut((x, y, 0.0, 3), {})[2] == (3,)
-    for numbers in ((-0.0, 3), (0, 3), (0.0, 4), (0.0, 3.0), (0.5, 3), (float("nan"), 3)):
+    assert shortcut((x, y, 0.0, 4), {})[2] == (4,)
+    for numbers in ((-0.0, 3), (0, 3), (0.0, 3.0), (0.5, 3), (float("nan"), 3)):
         assert shortcut((x, y, *numbers), {}) is MISSED
 
 
@@ -202,19 +204,19 @@ def test_circumstances(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("values", [(torch.ones(3), [1, 2]), (torch.ones(3), torch.Size([3])), (torch.empty(0), 1.0)])
 def test_calls_without_a_route(values: tuple[Any, ...]) -> None:
     numbers = [value for value in values if isinstance(value, float)]
-    assert find_shortcut(values, {}, None, [values[0]], numbers, Circumstances(scaled, find_captures(scaled)), print) is None
+    assert find_shortcut(values, {}, None, [values[0]], numbers, [False] * 2, Circumstances(scaled, find_captures(scaled)), print) is None
 
 
 def test_a_resolved_argument_has_no_route() -> None:
     x = torch.randn(4, dtype=torch.complex64)
     resolved = x.conj().resolve_conj()
-    assert find_shortcut((x.conj(),), {}, None, [resolved], [], Circumstances(scaled, find_captures(scaled)), print) is None
+    assert find_shortcut((x.conj(),), {}, None, [resolved], [], [False], Circumstances(scaled, find_captures(scaled)), print) is None
 
 
 def test_another_torch_has_no_routes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch._C._dynamo.guards, "TensorGuards")
     x, y = tensors()
-    assert find_shortcut((x, y), {}, None, [x, y], [], Circumstances(scaled, find_captures(scaled)), print) is None
+    assert find_shortcut((x, y), {}, None, [x, y], [], [False] * 2, Circumstances(scaled, find_captures(scaled)), print) is None
 
 
 def test_a_key_reads_the_shapes_of_tensors_alone() -> None:
