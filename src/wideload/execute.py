@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import math
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,9 +27,8 @@ from wideload.push import PushedExpr, push_views
 from wideload.replay import NodeLayout
 
 __all__ = [
-    "Launch", "Output", "is_safe_in_place", "kernel_arguments", "launch_here", "new_here", "new_output", "node_dtype", "phase_of",
-    "place_call", "plan_call",
-    "prepare_launches", "run_launches", "run_new", "scalar_argument", "stage_launches", "value_of",
+    "Launch", "Output", "empty_here", "is_safe_in_place", "kernel_arguments", "new_output", "node_dtype", "phase_of", "place_call",
+    "plan_call", "prepare_launches", "run_launches", "run_new", "scalar_argument", "scalar_words", "stage_launches", "value_of",
 ]  # fmt: skip
 
 
@@ -47,29 +45,28 @@ class Launch:
         return "value" in self.plan.variant.loads
 
     @functools.cached_property
-    def layout(self) -> struct.Struct:
-        """How the arguments lie in memory."""
+    def types(self) -> str:
+        """Of the arguments, eight bytes each: ``l`` an int, ``d`` a float."""
         plan = self.plan
         integers = len(plan.sources) + len(plan.targets) + (plan.seed is not None) + len(plan.sizes)
-        return struct.Struct(f"{integers}q" + "".join(_PACKED[parameter.kind] for parameter in plan.program.scalars))
+        return "l" * integers + "".join(_TYPES[parameter.kind] for parameter in plan.program.scalars)
 
-    def arguments(self, inputs: Sequence[int], outputs: Sequence[int], scalars: tuple[Any, ...]) -> list[int | float]:
+    def arguments(self, inputs: Sequence[int], outputs: Sequence[int], scalars: tuple[Any, ...]) -> tuple[int | float, ...]:
         """As `kernel_arguments`, of addresses: those of the tensors, the seed last, and of what is written."""
         plan = self.plan
         loads = [inputs[tensor] + offset for tensor, offset in plan.sources]
         stores = [outputs[output] + offset for output, offset in plan.targets]
         return _arranged(plan, loads, stores, () if plan.seed is None else (inputs[plan.seed],), scalars)
 
-    def fire(self, device: int, arguments: Sequence[int | float]) -> None:
+    def fire(self, device: int, arguments: tuple[int | float, ...]) -> None:
         """Put the kernel on the current stream of ``device``."""
         if self.reads_host:
             self.kernel.launch(device, arguments)
         else:
-            self.kernel.launch_packed(device, self.layout, arguments)
+            self.kernel.launch_packed(device, self.types, arguments)
 
 
-_PACKED = {int: "q", float: "d", complex: "dd"}
-"""Eight bytes a number, in the notation of `struct`."""
+_TYPES = {int: "l", float: "d", complex: "dd"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,47 +151,23 @@ def prepare_launches(plans: Sequence[KernelPlan], device: int, recipe: Callable[
     )
 
 
-def _empty_on_current() -> Callable[..., torch.Tensor] | None:
-    """What Inductor's code allocates with on the current CUDA device: half the cost of ``torch.empty_strided``; None in another torch."""
-    return getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_empty_strided_cuda", None)
+def empty_here(device: torch.device) -> Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]:
+    """What allocates a tensor of a shape, strides and a dtype on ``device``, the current one.
+
+    It is what Inductor's code allocates with, at half the cost of ``torch.empty_strided``, which it is in another torch.
+    """
+    return _EMPTY or (lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device=device))
 
 
-_EMPTY = _empty_on_current()
-
-
-def new_here(outputs: Sequence[Output], device: torch.device) -> list[torch.Tensor]:
-    """Memory for the outputs on ``device``, the current one."""
-    if _EMPTY is None:
-        return _new(outputs, device)
-    return [_EMPTY(output.layout.shape, output.layout.strides, output.dtype) for output in outputs]
-
-
-def _new(outputs: Sequence[Output], device: torch.device) -> list[torch.Tensor]:
-    return [torch.empty_strided(output.layout.shape, output.layout.strides, dtype=output.dtype, device=device) for output in outputs]
-
-
-def launch_here(launches: Sequence[Launch], device: int, inputs: Sequence[int], outputs: Sequence[int], scalars: tuple[Any, ...]) -> None:
-    """Put kernels that read no value on the host on the current stream of ``device``, the current one; tensors by their addresses."""
-    if len(launches) == 1:
-        (launch,) = launches
-        launch.kernel.launch_here(device, launch.layout, launch.arguments(inputs, outputs, scalars))
-        return
-    staged = [launch.arguments(inputs, outputs, scalars) for launch in launches]  # before any is launched: a number may be refused
-    for launch, arguments in zip(launches, staged, strict=True):
-        launch.kernel.launch_here(device, launch.layout, arguments)
+_EMPTY = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_empty_strided_cuda", None)
 
 
 def run_new(
     launches: Sequence[Launch], device: torch.device, tensors: Sequence[torch.Tensor], outputs: Sequence[Output], scalars: tuple[Any, ...]
 ) -> list[torch.Tensor]:
     """Put the kernels on the current stream of ``device``; the outputs, in memory of their own."""
-    if torch._C._cuda_getDevice() != device.index or any(launch.reads_host for launch in launches):
-        outs = _new(outputs, device)
-        run_launches(launches, device.index, tensors, outs, scalars)
-        return outs
-    outs = new_here(outputs, device)
-    addresses = [tensor.data_ptr() for tensor in tensors], [out.data_ptr() for out in outs]
-    launch_here(launches, device.index, *addresses, scalars)
+    outs = [torch.empty_strided(output.layout.shape, output.layout.strides, dtype=output.dtype, device=device) for output in outputs]
+    run_launches(launches, device.index, tensors, outs, scalars)
     return outs
 
 
@@ -213,7 +186,7 @@ def stage_launches(
     return functools.partial(_fire_all, device, _stage(launches, tensors, outs, scalars), (tensors, outs))
 
 
-def _fire_all(device: int, staged: Sequence[tuple[Launch, Sequence[int | float]]], held: object) -> None:
+def _fire_all(device: int, staged: Sequence[tuple[Launch, tuple[int | float, ...]]], held: object) -> None:
     """``held`` are the tensors whose addresses are among the arguments: none may be freed, and its memory given to another, before."""
     for launch, arguments in staged:
         launch.fire(device, arguments)
@@ -221,7 +194,7 @@ def _fire_all(device: int, staged: Sequence[tuple[Launch, Sequence[int | float]]
 
 def _stage(
     launches: Sequence[Launch], tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], scalars: tuple[Any, ...]
-) -> list[tuple[Launch, list[Any]]]:
+) -> list[tuple[Launch, tuple[Any, ...]]]:
     """Each kernel's arguments."""
     inputs, outputs = [tensor.data_ptr() for tensor in tensors], [out.data_ptr() for out in outs]
     return [
@@ -241,7 +214,7 @@ def kernel_arguments(
     outs: Sequence[torch.Tensor],
     scalars: tuple[Any, ...],
     pointer: Callable[[torch.Tensor, int], Any],
-) -> list[Any]:
+) -> tuple[Any, ...]:
     """A kernel's arguments in the order of its parameters: loads, stores, seed, sizes, runtime scalars.
 
     ``pointer`` makes an argument of a tensor and a number of bytes behind its first element.
@@ -255,11 +228,13 @@ def kernel_arguments(
     return _arranged(plan, loads, stores, () if plan.seed is None else (pointer(tensors[plan.seed], 0),), scalars)
 
 
-def _arranged(plan: KernelPlan, loads: list[Any], stores: list[Any], seed: tuple[Any, ...], scalars: tuple[Any, ...]) -> list[Any]:
-    arguments = [*loads, *stores, *seed, *plan.sizes]
-    if plan.program.scalars:
-        arguments += [number for parameter in plan.program.scalars for number in _numbers(scalar_argument(parameter, scalars))]
-    return arguments
+def _arranged(plan: KernelPlan, loads: list[Any], stores: list[Any], seed: tuple[Any, ...], scalars: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (*loads, *stores, *seed, *plan.sizes, *scalar_words(plan, scalars))
+
+
+def scalar_words(plan: KernelPlan, scalars: tuple[Any, ...]) -> list[int | float]:
+    """What the kernel is passed of the runtime scalars of this call; raises as `scalar_argument`."""
+    return [number for parameter in plan.program.scalars for number in _numbers(scalar_argument(parameter, scalars))]
 
 
 def is_safe_in_place(plans: Sequence[KernelPlan], tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> bool:

@@ -25,8 +25,6 @@ from wideload.execute import (
     Launch,
     Output,
     is_safe_in_place,
-    launch_here,
-    new_here,
     new_output,
     node_dtype,
     phase_of,
@@ -41,11 +39,11 @@ from wideload.gpus import find_target
 from wideload.outputs import check_outputs
 from wideload.plan import KernelPlan
 from wideload.planned import Plan
-from wideload.random import draw_seed
 from wideload.reference import evaluate_expr, with_seed
 from wideload.replay import NodeLayout, replay_layout
 from wideload.sharding import Sharding, find_sharded_call, has_shards
 from wideload.shortcut import MISSED, STATIC_TYPES, Circumstances, Shortcut, are_immutable, find_shortcut, remember, shortcut_key
+from wideload.steps import Steps, run_steps, steps_into, steps_of_new
 from wideload.structure import map_structure, same_structure
 from wideload.torch_library import no_modes, note_function
 from wideload.torch_op import DifferentiableOp, is_looked_into
@@ -170,8 +168,11 @@ class FusedFunction:
         """
         if torch.compiler.is_dynamo_compiling():
             return call_operator(self, args, kwargs, out)
-        if out is None or isinstance(out, torch.Tensor):
-            result = self._take_shortcut(args, kwargs, out)
+        last = self._shortcut
+        if last is not None and (out is None or isinstance(out, torch.Tensor)):
+            result = last(args, kwargs, out)
+            if result is MISSED:
+                result = self._take_another(last, args, kwargs, out)
             if result is not MISSED:
                 return result
         if is_traced(args, kwargs):
@@ -611,22 +612,17 @@ class FusedFunction:
 
     # ---- calls like earlier ones
 
-    def _take_shortcut(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor | None) -> Any:
-        """What a call like an earlier one returns, or ``MISSED``."""
-        last = self._shortcut
-        if last is None:
-            return MISSED
-        result = last(args, kwargs, out)
-        if result is MISSED:
-            for other in self._shortcuts.get(shortcut_key(args, kwargs, out), ()):
-                result = MISSED if other is last else other(args, kwargs, out)
-                if result is not MISSED:
-                    self._shortcut = other
-                    break
-        return result
+    def _take_another(self, last: Shortcut, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor | None) -> Any:
+        """What a call like an earlier one than the last returns, or ``MISSED``."""
+        for other in self._shortcuts.get(shortcut_key(args, kwargs, out), ()):
+            result = MISSED if other is last else other(args, kwargs, out)
+            if result is not MISSED:
+                self._shortcut = other
+                return result
+        return MISSED
 
-    def _keep_shortcut(self, call: _Call, run: Callable[..., Any], out: torch.Tensor | None = None) -> None:
-        """Let calls like this one take ``run`` from now on: of tensors, ``out`` the last, their addresses, and scalars."""
+    def _keep_shortcut(self, call: _Call, steps: Steps, out: torch.Tensor | None = None) -> None:
+        """Let calls like this one take these steps from now on."""
         fn = self.__wrapped__
         is_fixed = not getattr(fn, "__kwdefaults__", None) and are_immutable(getattr(fn, "__defaults__", None))
         if call.given is None or not is_fixed:
@@ -635,7 +631,7 @@ class FusedFunction:
         if kwargs and self._signature and [*self._signature.bind(*args, **kwargs).arguments][-len(kwargs) :] != [*kwargs]:
             return  # given in another order than the parameters'
         static = [name in self._static for name in (*self._given_names(len(args)), *kwargs)]
-        shortcut = find_shortcut(args, kwargs, out, call.tensors, call.scalars, static, Circumstances(fn, self._captures), run)
+        shortcut = find_shortcut(args, kwargs, out, call.tensors, call.scalars, static, Circumstances(fn, self._captures), steps)
         if shortcut is not None:
             key = shortcut_key(args, kwargs, out)
             remember(self._shortcuts, key, (shortcut, *self._shortcuts.get(key, ())[: _MOST_ALIKE - 1]))
@@ -667,7 +663,9 @@ class FusedFunction:
         results = op(call.tensors, tuple(call.scalars), call.device, recipe=functools.partial(self._recipe, call, backward=True))
         if collect is not None and call.device.type == "cuda":
             device = call.device
-            self._keep_shortcut(call, lambda tensors, _, scalars: collect(op(tensors, scalars, device)))
+            again = op.again(call.tensors, device)
+            run = run_steps(lambda tensors, numbers: collect(again(tensors, numbers)), len(call.tensors))
+            self._keep_shortcut(call, run)
         return self._assemble(call, traced, results)
 
     def _operation_of(self, key: Any, traced: Traced) -> DifferentiableOp:
@@ -698,20 +696,11 @@ class FusedFunction:
 
     def _lay_launches(self, call: _Call, traced: Traced, prepared: _Prepared) -> None:
         """Let calls like this one take these launches, where all results are new tensors."""
-        collect = _collector(traced)
-        if collect is None or any(is_view_of_operand(traced.expr, node) for node in traced.expr.outputs):
+        returned = _returned(traced)
+        if returned is None or any(is_view_of_operand(traced.expr, node) for node in traced.expr.outputs):
             return
-        outputs, launches, device, draws = prepared.outputs, prepared.launches, call.device, traced.expr.has_draws
-
-        def run(tensors: tuple[torch.Tensor, ...], addresses: list[int], scalars: tuple[Any, ...]) -> Any:
-            outs = new_here(outputs, device)
-            if draws:
-                seed = draw_seed(device)
-                addresses.append(seed.data_ptr())
-            launch_here(launches, device.index, addresses, [out.data_ptr() for out in outs], scalars)
-            return collect(outs)
-
-        self._keep_shortcut(call, run)
+        of_new = prepared.launches, prepared.outputs, call.device, returned, len(call.tensors)
+        self._keep_shortcut(call, steps_of_new(*of_new, draws=traced.expr.has_draws))
 
     def _prepare(self, call: _Call, traced: Traced) -> _Prepared:
         """The kernels for new outputs; arguments and their views come back as they are, as from eager."""
@@ -762,7 +751,8 @@ class FusedFunction:
         tensors = with_seed(traced.expr, call.tensors, call.device)
         launch = stage_launches(prepared.launches, call.device.index, tensors, outs, tuple(call.scalars))
         if isinstance(traced.result, TensorResult):
-            self._keep_shortcut(call, _launcher_into(traced, prepared.launches, call.device), outs[0])
+            steps = steps_into(prepared.launches, call.device, len(call.tensors), draws=traced.expr.has_draws)
+            self._keep_shortcut(call, steps, outs[0])
 
         def run() -> None:
             launch()
@@ -867,31 +857,22 @@ _MAX_LISTED = 64
 """Signatures of lists that one function keeps; an entry takes some 1 kB an item."""
 
 
-def _launcher_into(traced: Traced, launches: Sequence[Launch], device: torch.device) -> Callable[..., torch.Tensor]:
-    draws = traced.expr.has_draws
-
-    def run(tensors: tuple[torch.Tensor, ...], addresses: list[int], scalars: tuple[Any, ...]) -> torch.Tensor:
-        written = addresses.pop()
-        if draws:
-            seed = draw_seed(device)
-            addresses.append(seed.data_ptr())
-        launch_here(launches, device.index, addresses, (written,), scalars)
-        torch.autograd.graph.increment_version(tensors[-1:])
-        return tensors[-1]
-
-    return run
-
-
-def _collector(traced: Traced) -> Callable[[list[torch.Tensor]], Any] | None:
-    """What makes a call's result of the expression's outputs, if that is one of them, or some in a tuple; None otherwise."""
+def _returned(traced: Traced) -> int | tuple[int, ...] | None:
+    """Which of the expression's outputs a call returns, one or some in a tuple; None where it returns anything else."""
     result = traced.result
     items = result if type(result) is tuple else (result,)
     if not items or not all(isinstance(item, TensorResult) and item.argument is None for item in items):
         return None
-    places = [item.output for item in items]
-    if items is not result:
-        return operator.itemgetter(places[0])
-    return lambda outs: tuple([outs[at] for at in places])
+    places = tuple(item.output for item in items)
+    return places if items is result else places[0]
+
+
+def _collector(traced: Traced) -> Callable[[Sequence[torch.Tensor]], Any] | None:
+    """What makes a call's result of the expression's outputs."""
+    returned = _returned(traced)
+    if returned is None or isinstance(returned, int):
+        return returned if returned is None else operator.itemgetter(returned)
+    return lambda outs: tuple([outs[at] for at in returned])
 
 
 def _shapes(call: _Call) -> tuple[tuple[int, ...], ...]:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ import torch
 from wideload.errors import CompileError, DeviceError
 from wideload.nvrtc import Cubin
 
-__all__ = ["LoadedKernel", "TableKernel", "can_overlap", "current_stream", "device_arch", "is_capturing"]
+__all__ = ["LoadedKernel", "TableKernel", "bind_context", "can_overlap", "current_stream", "device_arch", "is_capturing", "refusal"]
 
 
 @functools.cache
@@ -94,7 +95,10 @@ class LoadedKernel:
     With ``overlaps`` its blocks start as soon as the kernel before it on the stream lets them, not when that one has ended.
     """
 
-    __slots__ = ("_config", "_free", "_grid", "_kernel", "_launch", "_library", "_overlaps", "_shared_bytes", "_stream_type", "_threads")
+    __slots__ = (
+        "_config", "_free", "_grid", "_kernel", "_launch", "_launcher", "_library", "_overlaps", "_shared_bytes", "_stream_type",
+        "_threads",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -111,6 +115,7 @@ class LoadedKernel:
         self._launch, self._stream_type = core.launch, core.Stream
         self._grid, self._threads, self._shared_bytes, self._overlaps = _three(grid), _three(threads), shared_bytes, overlaps
         self._free: list[_Slot] = []
+        self._launcher: tuple[str, Callable[[tuple[int | float, ...], int], object]] | None = None
 
     def launch(self, device: int, arguments: Sequence[int | float | np.generic]) -> None:
         """Put the kernel on the current stream of ``device``, whichever device is current; launch errors are raised here."""
@@ -121,31 +126,90 @@ class LoadedKernel:
             self._launch_on_current(device, arguments)
 
     def _launch_on_current(self, device: int, arguments: Sequence[int | float | np.generic]) -> None:
-        _bind_context(device)
+        bind_context(device)
         handle = current_stream(device)
         stream = _thread.streams.get(handle)
         if stream is None:
             stream = _thread.streams[handle] = self._stream_type.from_handle(handle)
         self._launch(stream, self._config, self._kernel, *arguments)
 
-    def launch_packed(self, device: int, layout: struct.Struct, arguments: Sequence[int | float]) -> None:
-        """The same with arguments that ``layout`` packs, eight bytes each, at less cost to the host."""
+    def launch_packed(self, device: int, types: str, arguments: tuple[int | float, ...]) -> None:
+        """The same with arguments of eight bytes each, at less cost to the host: of ``types`` an ``l`` is an int, a ``d`` a float."""
         if torch._C._cuda_getDevice() != device:
             with torch.cuda.device(device):
-                self.launch_here(device, layout, arguments)
+                self.launch_here(device, types, arguments)
         else:
-            self.launch_here(device, layout, arguments)
+            self.launch_here(device, types, arguments)
 
-    def launch_here(self, device: int, layout: struct.Struct, arguments: Sequence[int | float]) -> None:
+    def launch_here(self, device: int, types: str, arguments: tuple[int | float, ...]) -> None:
         """The same where ``device`` is the current one."""
-        _bind_context(device)
+        bind_context(device)
+        try:
+            self.launcher(types)(arguments, torch._C._cuda_getCurrentRawStream(device))
+        except RuntimeError as error:
+            raise refusal(error) from None
+
+    def launcher(self, types: str) -> Callable[[tuple[int | float, ...], int], object]:
+        """What launches with arguments of these types on a stream, a handle, of the current device, to which this thread is bound.
+
+        Gives the ``RuntimeError`` that `refusal` turns into this project's.
+        """
+        known = self._launcher
+        if known is None or known[0] != types:
+            known = self._launcher = types, self._direct_launcher(types) or functools.partial(self._launch_from_slot, _layout_of(types))
+        return known[1]
+
+    def _direct_launcher(self, types: str) -> Callable[[tuple[int | float, ...], int], object] | None:
+        """By torch's own launcher, where that can tell the driver all that is to be told."""
+        function, warps = _direct_function(), self._threads[0] // _WARP
+        is_flat = self._threads == (warps * _WARP, 1, 1) and math.prod(self._grid) <= _MOST_DIRECT_BLOCKS
+        if function is None or self._overlaps or not is_flat or len(types) > _MOST_DIRECT_ARGUMENTS:
+            return None
+        return functools.partial(function, int(self._kernel.handle), *self._grid, warps, self._shared_bytes, types)
+
+    def _launch_from_slot(self, layout: struct.Struct, arguments: tuple[int | float, ...], stream: int) -> None:
         try:
             slot = self._free.pop()  # threads may launch one kernel at a time: each from memory of its own
         except IndexError:
             slot = _Slot(self, len(arguments))
         layout.pack_into(slot.values, 0, *arguments)
-        slot.launch(torch._C._cuda_getCurrentRawStream(device))
+        slot.launch(stream)
         self._free.append(slot)
+
+
+def refusal(error: RuntimeError) -> DeviceError:
+    """What is raised where a launch has given ``error``."""
+    if isinstance(error, DeviceError):
+        return error
+    return DeviceError(f"the driver did not launch a kernel: {error}. {_AFTER_A_FAULT}")
+
+
+_AFTER_A_FAULT = (
+    "Where that names an address or a fault of a kernel, an earlier kernel has failed, and this process can use the GPU no more: "
+    "CUDA_LAUNCH_BLOCKING=1 finds the call."
+)
+
+_WARP = 32
+
+_MOST_DIRECT_BLOCKS = 2**31 - 1
+"""That torch's launcher knows as many from no blocks: it multiplies the grid's sizes in 32 bits."""
+
+_MOST_DIRECT_ARGUMENTS = 25
+"""That every version of torch's launcher takes (pytorch 2.7 and on; later ones take 120)."""
+
+
+@functools.cache
+def _direct_function() -> Callable[..., object] | None:
+    """What Inductor launches Triton's kernels with; None in another torch.
+
+    5.0 us a launch on an H200's host, of which the driver takes nearly all; 6.8 with arguments packed in a `_Slot`.
+    """
+    return getattr(getattr(torch._C, "_StaticCudaLauncher", None), "_launch_kernel", None)
+
+
+@functools.cache
+def _layout_of(types: str) -> struct.Struct:
+    return struct.Struct(types.replace("l", "q"))
 
 
 def _three(dims: int | tuple[int, ...]) -> tuple[int, ...]:
@@ -196,10 +260,7 @@ class _Slot:
         config = self._config
         grid = f"{config.gridDimX} x {config.gridDimY} x {config.gridDimZ}"
         block = f"{config.blockDimX} x {config.blockDimY} x {config.blockDimZ}"
-        return (
-            f"the driver did not launch {grid} blocks of {block} threads: {name}. Where that names an address or a fault of a kernel, "
-            "an earlier kernel has failed, and this process can use the GPU no more: CUDA_LAUNCH_BLOCKING=1 finds the call."
-        )
+        return f"the driver did not launch {grid} blocks of {block} threads: {name}. {_AFTER_A_FAULT}"
 
 
 class TableKernel:
@@ -220,7 +281,7 @@ class TableKernel:
             self._launch_on_current(device, grid, table, pointer)
 
     def _launch_on_current(self, device: int, grid: int, table: npt.NDArray[np.int64], pointer: int) -> None:
-        _bind_context(device)
+        bind_context(device)
         driver, cell = _driver(), np.array([pointer], np.int64)
         parameters = np.array([table.ctypes.data, cell.ctypes.data], np.uint64)
         (status,) = driver.cuLaunchKernel(
@@ -230,7 +291,8 @@ class TableKernel:
             raise DeviceError(f"the driver refused to launch {grid} blocks of {self._threads} threads: {status.name}")
 
 
-def _bind_context(device: int) -> None:
+def bind_context(device: int) -> None:
+    """Let this thread have a context on ``device``, the current one."""
     if device not in _thread.bound:  # a thread that has made no runtime call has no context yet
         torch.cuda.set_device(device)
         _thread.bound.add(device)

@@ -5,7 +5,6 @@ Knows tensors, launches and how arguments are given; never expressions, nor how 
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ from torch.autograd import forward_ad
 from wideload.captures import Captures
 from wideload.outputs import extent_of
 from wideload.plan import ACCESS_BYTES
+from wideload.steps import Steps, define, tuple_of
 
 __all__ = [
     "MISSED",
@@ -74,65 +74,63 @@ def remember(cache: dict[Any, _T], key: Any, value: _T, most: int | None = None)
 class Circumstances:
     """What a call depends on besides its arguments: what the function has captured, its defaults, torch's modes that no guard sees."""
 
-    __slots__ = ("_captured", "_captures", "_defaults", "_dtype", "_function", "_is_grad_enabled")
+    __slots__ = ("names",)
+
+    changes = (
+        "read() is not captured",
+        "getattr(function, '__defaults__', None) is not defaults",
+        "default_dtype() is not dtype",
+        "is_grad_enabled() is not enabled",
+        "forward_ad._current_level >= 0",
+        "num_modes()",
+    )
+    """Expressions of which one is true where they are no longer the same."""
 
     def __init__(self, function: Any, captures: Captures) -> None:
         """As they are now."""
-        self._function, self._captures, self._captured = function, captures, captures.read()
-        self._defaults = getattr(function, "__defaults__", None)
-        self._dtype, self._is_grad_enabled = torch.get_default_dtype(), torch.is_grad_enabled()
-
-    def hold(self) -> bool:
-        """Whether they are the same."""
-        return (
-            self._captures.read() is self._captured
-            and getattr(self._function, "__defaults__", None) is self._defaults
-            and torch.get_default_dtype() is self._dtype
-            and torch.is_grad_enabled() is self._is_grad_enabled
-            and forward_ad._current_level < 0
-            and not torch._C._len_torch_dispatch_stack()
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """How arguments are given: names of those given by name, places of tensors, kinds of run-time numbers, and what the others are."""
-
-    names: tuple[str, ...]
-    tensors: tuple[int, ...]
-    numbers: tuple[tuple[int, type], ...]
-    constants: tuple[tuple[int, Any], ...]
+        self.names = {
+            "read": captures.read,
+            "captured": captures.read(),
+            "function": function,
+            "defaults": getattr(function, "__defaults__", None),
+            "default_dtype": torch.get_default_dtype,
+            "dtype": torch.get_default_dtype(),
+            "is_grad_enabled": torch.is_grad_enabled,
+            "enabled": torch.is_grad_enabled(),
+            "forward_ad": forward_ad,
+            "num_modes": torch._C._len_torch_dispatch_stack,
+        }
 
 
 class Likeness:
     """Tensors of the same type, dtype, device, shape, strides, ``requires_grad``, dispatch keys and alignment as those it was made of.
 
-    All but the alignment is for torch's own guard to compare. Dispatch keys tell pending conjugation, autocast, ``torch.func``, modes.
-    Raises ``AttributeError`` or ``TypeError`` in a torch without this guard.
+    ``check`` is true of tensors alike in all but the alignment: torch's own guard. Dispatch keys tell pending conjugation, autocast,
+    ``torch.func``, modes. ``phases`` are the addresses modulo a whole access. Raises ``AttributeError`` or ``TypeError`` in a torch
+    without this guard.
     """
 
-    __slots__ = ("_check", "_is_aligned", "_phases")
+    __slots__ = ("check", "phases")
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         sizes: Any = [list(tensor.shape) for tensor in tensors]
         strides: Any = [list(tensor.stride()) for tensor in tensors]
         # 0.4 us for three, where reading their dtypes, shapes and strides takes 3 on an H200's host.
         guard = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-        self._check: Callable[..., bool] = guard.check
-        self._phases = [tensor.data_ptr() % ACCESS_BYTES for tensor in tensors]
-        self._is_aligned = not any(self._phases)
+        self.check: Callable[..., bool] = guard.check
+        self.phases = [tensor.data_ptr() % ACCESS_BYTES for tensor in tensors]
 
-    def addresses(self, tensors: Sequence[torch.Tensor]) -> list[int] | None:
-        """Where other tensors begin, or None where they are not alike."""
-        if len(tensors) != len(self._phases) or not self._check(*tensors):
-            return None
-        addresses = [tensor.data_ptr() for tensor in tensors]
-        if self._is_aligned:
-            bits = 0
-            for address in addresses:
-                bits |= address
-            return None if bits % ACCESS_BYTES else addresses
-        return addresses if [address % ACCESS_BYTES for address in addresses] == self._phases else None
+    def holds(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether other tensors are alike."""
+        if len(tensors) != len(self.phases) or not self.check(*tensors):
+            return False
+        return [tensor.data_ptr() % ACCESS_BYTES for tensor in tensors] == self.phases
+
+    def differences(self, addresses: Sequence[str]) -> list[str]:
+        """Expressions of names of addresses, of which one is true where tensors begin with another alignment."""
+        if not any(self.phases):
+            return [f"({' | '.join(addresses)}) % {ACCESS_BYTES}"]
+        return [f"{address} % {ACCESS_BYTES} != {phase}" for address, phase in zip(addresses, self.phases, strict=True)]
 
 
 def find_likeness(tensors: Sequence[torch.Tensor]) -> Likeness | None:
@@ -141,70 +139,6 @@ def find_likeness(tensors: Sequence[torch.Tensor]) -> Likeness | None:
         return Likeness(tensors)
     except (AttributeError, TypeError):
         return None
-
-
-class Shortcut:
-    """A call of one layout: which arguments are like it, and what it then does."""
-
-    __slots__ = ("_circumstances", "_given", "_index", "_is_tensors", "_likeness", "_places", "_run", "_written")
-
-    def __init__(
-        self,
-        given: _Given,
-        device: torch.device,
-        likeness: Likeness,
-        places: Sequence[_Place] | None,
-        written: int | None,
-        circumstances: Circumstances,
-        run: Callable[..., Any],
-    ) -> None:
-        """Where something is written, ``places`` say how it lies to each argument; ``written`` is which of them it is.
-
-        Where it is none of them, ``likeness`` is to all arguments and to it.
-        """
-        self._given, self._likeness, self._places, self._circumstances, self._run = given, likeness, places, circumstances, run
-        self._written = written
-        self._index = device.index
-        self._is_tensors = not given.names and not given.numbers and not given.constants
-
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor | None = None) -> Any:
-        """What the call returns, or `MISSED` where it may not be like the earlier one."""
-        scalars: tuple[Any, ...] = ()
-        if (out is None) is not (self._places is None):
-            return MISSED
-        if self._is_tensors:
-            if kwargs:
-                return MISSED
-            tensors = args
-        else:
-            given = self._given
-            if tuple(kwargs) != given.names:
-                return MISSED
-            values = (*args, *kwargs.values())
-            if len(values) != len(given.tensors) + len(given.numbers) + len(given.constants):
-                return MISSED
-            for at, kind in given.numbers:
-                if type(values[at]) is not kind:
-                    return MISSED
-            for at, constant in given.constants:
-                value = values[at]
-                if value is not constant and (type(value) is not type(constant) or value != constant or repr(value) != repr(constant)):
-                    return MISSED
-            tensors = tuple([values[at] for at in given.tensors])
-            scalars = tuple([values[at] for at, _ in given.numbers])
-        if out is not None and self._written is None:
-            tensors = (*tensors, out)
-        addresses = self._likeness.addresses(tensors)
-        if addresses is None or not self._circumstances.hold() or torch._C._cuda_getDevice() != self._index:
-            return MISSED
-        if self._written is not None:
-            if tensors[self._written] is not out:
-                return MISSED
-            tensors = (*tensors, out)
-            addresses.append(addresses[self._written])
-        if len(set(addresses)) != len(addresses) if self._places is None else not _lie_alike(self._places, addresses):
-            return MISSED
-        return self._run(tensors, addresses, scalars)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,12 +150,11 @@ class _Place:
     out_nbytes: int
 
     def holds(self, address: int, out: int) -> bool:
-        return out == address if self.is_same else address + self.nbytes <= out or out + self.out_nbytes <= address
+        return out == address if self.is_same else not address - self.out_nbytes < out < address + self.nbytes
 
-
-def _lie_alike(places: Sequence[_Place], addresses: Sequence[int]) -> bool:
-    *inputs, out = addresses
-    return len(set(inputs)) == len(inputs) and all(place.holds(address, out) for place, address in zip(places, inputs, strict=True))
+    def difference(self, address: str) -> str:
+        """An expression that is true where it does not hold of ``p_out``; with numbers by name: they are not part of a text."""
+        return f"p_out != {address}" if self.is_same else f"{address} - nbytes < p_out < {address} + nbytes_{address}"
 
 
 def _find_places(tensors: Sequence[torch.Tensor], out: torch.Tensor) -> tuple[_Place, ...] | None:
@@ -237,6 +170,15 @@ def _find_places(tensors: Sequence[torch.Tensor], out: torch.Tensor) -> tuple[_P
     return tuple(places)
 
 
+def _differs(value: Any, constant: Any) -> bool:
+    return type(value) is not type(constant) or value != constant or repr(value) != repr(constant)
+
+
+Shortcut = Callable[[tuple[Any, ...], dict[str, Any], torch.Tensor | None], Any]
+"""A function of a call's arguments, by place and by name, and of ``out=``: what the call returns, or `MISSED` where it may not be like the
+earlier one."""
+
+
 def find_shortcut(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -245,30 +187,70 @@ def find_shortcut(
     scalars: Sequence[Any],
     static: Sequence[bool],
     circumstances: Circumstances,
-    run: Callable[..., Any],
+    steps: Steps,
 ) -> Shortcut | None:
     """The shortcut of a call that was taken apart into ``tensors`` and ``scalars``; None where calls like it cannot be told so cheaply.
 
-    ``static`` says of each argument, as it is given, whether a number there is part of the trace. ``run`` takes the tensors, ``out`` as the
-    last of them, their addresses and the scalars, with the tensors' device the current one.
+    ``static`` says of each argument, as it is given, whether a number there is part of the trace. ``steps`` are what calls like it do.
     """
     values = (*args, *kwargs.values())
-    kinds = [type(value) for value in values]
-    at_tensors = tuple(at for at, value in enumerate(values) if isinstance(value, torch.Tensor))
-    numbers = [at for at, kind in enumerate(kinds) if kind in _NUMBERS]
-    at_numbers = tuple((at, kinds[at]) for at in numbers if not static[at])
-    constants = tuple((at, value) for at, value in enumerate(values) if isinstance(value, _CONSTANTS) or (at in numbers and static[at]))
-    given = _Given(tuple(kwargs), at_tensors, at_numbers, constants)
-    addresses = {tensor.data_ptr() for tensor in tensors}
-    is_all = len(at_tensors) + len(at_numbers) + len(constants) == len(values)
-    is_ordered = len(at_tensors) == len(tensors) and all(map(operator.is_, (values[at] for at in at_tensors), tensors))
-    if not is_all or not is_ordered or [values[at] for at, _ in at_numbers] != list(scalars):
+    kinds = [_kind_of(value, is_static) for value, is_static in zip(values, static, strict=True)]
+    places = {kind: [at for at, of in enumerate(kinds) if of == kind] for kind in "tnc"}
+    given = [values[at] for at in places["t"]]
+    if "" in kinds or [values[at] for at in places["n"]] != [*scalars] or [*map(id, given)] != [*map(id, tensors)]:
         return None
-    if not all(tensor.numel() for tensor in tensors) or len(addresses) != len(tensors) or len({t.device for t in tensors}) > 1:
+    if not all(tensor.numel() for tensor in tensors) or len({tensor.device for tensor in tensors}) > 1:
         return None
-    places = None if out is None else _find_places(tensors, out)
-    if places is None and out is not None:
+    if len({tensor.data_ptr() for tensor in tensors}) != len(tensors):
         return None
-    written = None if out is None else next((at for at, tensor in enumerate(tensors) if tensor is out), None)
-    likeness = find_likeness(tensors if out is None or written is not None else [*tensors, out])
-    return Shortcut(given, tensors[0].device, likeness, places, written, circumstances, run) if likeness else None
+    lies = () if out is None else _find_places(tensors, out)
+    is_argument = any(tensor is out for tensor in tensors)
+    likeness = find_likeness(tensors if out is None or is_argument else (*tensors, out))
+    if lies is None or likeness is None:
+        return None
+
+    names = {at: f"{kind}{number}" for kind, found in places.items() for number, at in enumerate(found)}
+    by_place, by_name = [names[at] for at in range(len(args))], [names[at] for at in range(len(args), len(values))]
+    held = [names[at] for at in places["t"]]
+    addresses = [f"p{at}" for at in range(len(held))]
+    compared = (held, addresses) if out is None or is_argument else ([*held, "out"], [*addresses, "p_out"])
+    lines = (
+        _missed_if(f"len(args) != {len(args)}", "tuple(kwargs) != by_name" if kwargs else "kwargs", f"out is {'not ' * (out is None)}None"),
+        *[f"{', '.join(found)}, = {source}" for found, source in ((by_place, "args"), (by_name, "kwargs.values()")) if found],
+        _missed_if(
+            *[f"type({names[at]}) is not kind_{names[at]}" for at in places["n"]],
+            *[f"{names[at]} is not constant_{names[at]} and differs({names[at]}, constant_{names[at]})" for at in places["c"]],
+            *[f"{name} is not out" for name, tensor in zip(held, tensors, strict=True) if tensor is out],
+            f"not check({', '.join(compared[0])})",
+        ),
+        *[f"{address} = {tensor}.data_ptr()" for address, tensor in zip(addresses, held, strict=True)],
+        *(["p_out = out.data_ptr()"] if out is not None else []),
+        f"numbers = {tuple_of(names[at] for at in places['n'])}",
+        _missed_if(
+            *likeness.differences(compared[1]),
+            *[f"{one} == {other}" for at, one in enumerate(addresses) for other in addresses[:at]],
+            *[lie.difference(address) for lie, address in zip(lies, addresses, strict=False)],
+            *circumstances.changes,
+            "current() != device",
+        ),
+    )
+    constants = {"MISSED": MISSED, "check": likeness.check, "differs": _differs, "by_name": tuple(kwargs)}
+    constants |= {"current": torch._C._cuda_getDevice, "device": tensors[0].device.index, **circumstances.names}
+    constants |= {f"kind_{names[at]}": type(values[at]) for at in places["n"]}
+    constants |= {f"constant_{names[at]}": values[at] for at in places["c"]}
+    for lie, address in zip(lies, addresses, strict=False):
+        constants |= {"nbytes": lie.out_nbytes, f"nbytes_{address}": lie.nbytes}
+    return define("def call(args, kwargs, out=None):", Steps((*lines, *steps.lines), {**constants, **steps.names}))
+
+
+def _kind_of(value: Any, is_static: bool) -> str:
+    """Of what kind an argument is: ``t`` a tensor, ``n`` a run-time number, ``c`` what is part of the trace, or none of them."""
+    if isinstance(value, torch.Tensor):
+        return "t"
+    if type(value) in _NUMBERS:
+        return "c" if is_static else "n"
+    return "c" if isinstance(value, _CONSTANTS) else ""
+
+
+def _missed_if(*tests: str) -> str:
+    return f"if {' or '.join(tests)}: return MISSED"

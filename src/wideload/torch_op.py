@@ -15,7 +15,7 @@ import torch
 
 from wideload.dtypes import widened
 from wideload.errors import DtypeError, LayoutError
-from wideload.execute import Launch, Output, new_output, phase_of, plan_call, prepare_launches, run_new
+from wideload.execute import Output, new_output, phase_of, plan_call, prepare_launches
 from wideload.expr import Expr, Load, Numerics, is_view_of_operand
 from wideload.grad import Gradient, InputGradient, Term, connected_nodes, derive_gradient, missing_rules
 from wideload.layout import Strides, like_strides
@@ -25,6 +25,7 @@ from wideload.random import draw_seed
 from wideload.reference import evaluate_expr
 from wideload.replay import NodeLayout, replay_layout
 from wideload.shortcut import Likeness, find_likeness, remember
+from wideload.steps import runner_of
 
 __all__ = ["DifferentiableOp", "is_looked_into"]
 
@@ -46,7 +47,7 @@ def is_looked_into(tensors: Sequence[torch.Tensor]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """What tensors of one layout need. ``launches`` is None where the reference computes.
+    """What tensors of one layout need. ``launch`` is None where the reference computes; a seed is the last of its tensors.
 
     ``saved`` are the inputs that gradients read, ``constant`` the outputs that have none. ``layouts`` are those of all nodes, ``shapes``
     those of the inputs. ``recipe`` is the call whose build has the kernels of its gradients. ``likeness`` is to the tensors that it was
@@ -59,7 +60,7 @@ class _Form:
     layouts: tuple[NodeLayout, ...]
     shapes: tuple[tuple[int, ...], ...]
     outputs: tuple[Output, ...]
-    launches: tuple[Launch, ...] | None
+    launch: Callable[[Sequence[torch.Tensor], tuple[Any, ...]], Sequence[torch.Tensor]] | None
     is_recorded: bool
     wanted: tuple[bool, ...]
     saved: tuple[int, ...]
@@ -73,13 +74,13 @@ class _Form:
         """Whether these tensors are known to need it, at little cost."""
         if self.likeness is None or self.is_grad_enabled is not is_grad_enabled or self.device != device:
             return False
-        return self.likeness.addresses(tensors) is not None
+        return self.likeness.holds(tensors)
 
-    def run(self, tensors: Sequence[torch.Tensor], scalars: tuple[Any, ...], seed: torch.Tensor | None) -> list[torch.Tensor]:
+    def run(self, tensors: Sequence[torch.Tensor], scalars: tuple[Any, ...], seed: torch.Tensor | None) -> Sequence[torch.Tensor]:
         """The outputs, in memory of their own."""
-        operands = [*tensors] if seed is None else [*tensors, seed]
-        if self.launches is not None:
-            return run_new(self.launches, self.device, operands, self.outputs, scalars)
+        operands = tensors if seed is None else [*tensors, seed]
+        if self.launch is not None:
+            return self.launch(operands, scalars)
         nodes = [output.node for output in self.outputs]
         results = evaluate_expr(self.op.expr, nodes, operands, scalars, numerics=self.op.numerics)
         return [
@@ -204,6 +205,14 @@ class DifferentiableOp:
         self._last = form
         return self._apply(form, tensors, scalars, seed)
 
+    def again(self, tensors: Sequence[torch.Tensor], device: torch.device) -> Callable[[Sequence[torch.Tensor], tuple[Any, ...]], Any]:
+        """The operation on tensors that are in all ways like these, which it has just been called with."""
+        form = self._last
+        if form is None or not form.is_of(tensors, device, torch.is_grad_enabled()):
+            return lambda others, scalars: self(others, scalars, device)
+        draws = self.expr.has_draws
+        return lambda others, scalars: self._apply(form, others, scalars, draw_seed(device) if draws else None)
+
     def _apply(
         self, form: _Form, tensors: Sequence[torch.Tensor], scalars: tuple[Any, ...], seed: torch.Tensor | None
     ) -> list[torch.Tensor]:
@@ -243,16 +252,17 @@ class DifferentiableOp:
             saved = self._find_saved(layouts, recorded, wanted)
         except DtypeError:  # a rule compares, and these numbers are complex
             return "reference"
-        outputs, launches = self._outputs(layouts), None
+        outputs, launch = self._outputs(layouts), None
         if device.type == "cuda" and outputs:
             launches = prepare_launches(self._plans(layouts, tensors, outputs, device), device.index, recipe)
+            launch = runner_of(launches, outputs, device, len(tensors) + self.expr.has_draws)
         constant = () if self.is_derived else _where([not is_recorded for is_recorded in recorded])
         devices = tuple(tensor.device for tensor in tensors)
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
-        call = recipe() if any(wanted) and launches and not self.is_derived else None  # no build has second derivatives
-        likeness, enabled = find_likeness(tensors) if launches else None, torch.is_grad_enabled()
+        call = recipe() if any(wanted) and launch and not self.is_derived else None  # no build has second derivatives
+        likeness, enabled = find_likeness(tensors) if launch else None, torch.is_grad_enabled()
         return _Form(
-            self, device, devices, layouts, shapes, outputs, launches, any(wanted), wanted, saved, constant, call, likeness, enabled
+            self, device, devices, layouts, shapes, outputs, launch, any(wanted), wanted, saved, constant, call, likeness, enabled
         )  # fmt: skip
 
     def find_read(self, operands: Sequence[NodeLayout], device_type: str, wanted: tuple[bool, ...]) -> tuple[int, ...] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import struct
 import weakref
 from types import SimpleNamespace
 from typing import Any
@@ -30,14 +29,11 @@ class Recorder:
     def __init__(self) -> None:
         self.launched: list[tuple[int, list[Any]]] = []
 
-    def launch(self, device: int, arguments: list[Any]) -> None:
-        self.launched.append((device, arguments))
+    def launch(self, device: int, arguments: tuple[Any, ...]) -> None:
+        self.launched.append((device, [*arguments]))
 
-    def launch_here(self, device: int, layout: struct.Struct, arguments: list[Any]) -> None:
-        self.launch_packed(device, layout, arguments)
-
-    def launch_packed(self, device: int, layout: struct.Struct, arguments: list[Any]) -> None:
-        assert [*layout.unpack(layout.pack(*arguments))] == arguments
+    def launch_packed(self, device: int, types: str, arguments: tuple[Any, ...]) -> None:
+        assert [{int: "l", float: "d"}[type(value)] for value in arguments] == [*types]
         self.launch(device, arguments)
 
 
@@ -48,6 +44,10 @@ def plans(f: wl.FusedFunction, *args: Any, out: Any = None) -> list[KernelPlan]:
 def launches(kernels: list[KernelPlan]) -> tuple[list[Launch], list[Recorder]]:
     recorders = [Recorder() for _ in kernels]
     return [Launch(recorder, plan) for recorder, plan in zip(recorders, kernels, strict=True)], recorders  # type: ignore[arg-type]
+
+
+def arguments_of(*given: Any) -> list[Any]:
+    return [*kernel_arguments(*given)]
 
 
 def place(tensor: torch.Tensor, offset_bytes: int) -> tuple[int, int]:
@@ -63,8 +63,8 @@ def test_loads_stores_sizes_numbers() -> None:
     x, y = torch.ones(4, 6)[:, ::2], torch.ones(3)
     outs = [torch.empty(4, 3), torch.empty(3)]
     first, second = plans(f, x, 7, y, 0.5)
-    assert kernel_arguments(first, [x, y], outs, (7, 0.5), place) == [(id(x), 0), (id(y), 0), (id(outs[0]), 0), *first.sizes, 0.5]
-    assert kernel_arguments(second, [x, y], outs, (7, 0.5), place) == [(id(y), 0), (id(outs[1]), 0), *second.sizes, 7]
+    assert arguments_of(first, [x, y], outs, (7, 0.5), place) == [(id(x), 0), (id(y), 0), (id(outs[0]), 0), *first.sizes, 0.5]
+    assert arguments_of(second, [x, y], outs, (7, 0.5), place) == [(id(y), 0), (id(outs[1]), 0), *second.sizes, 7]
     assert first.sizes[0] == 12
     assert second.sizes == (3,)
 
@@ -73,7 +73,7 @@ def test_a_view_inside_the_function_is_its_tensor_and_an_offset() -> None:
     f = wl.fuse(lambda x: (lambda gate, up: gate * up)(*x.chunk(2, -1)), name="f")
     x, out = torch.ones(4, 12, dtype=bf16), torch.empty(4, 6, dtype=bf16)
     (plan,) = plans(f, x)
-    assert kernel_arguments(plan, [x], [out], (), place)[:3] == [(id(x), 0), (id(x), 12), (id(out), 0)]
+    assert arguments_of(plan, [x], [out], (), place)[:3] == [(id(x), 0), (id(x), 12), (id(out), 0)]
 
 
 def test_a_phase_is_the_address_modulo_a_whole_access() -> None:
@@ -86,7 +86,7 @@ def test_a_number_is_an_int_or_a_float_as_it_was_traced() -> None:
     f = wl.fuse(lambda x, n, s: x * (n + 1) + s / n, name="f")
     x, out = torch.ones(4), torch.empty(4)
     (plan,) = plans(f, x, 2, 3.0)
-    arguments = kernel_arguments(plan, [x], [out], (2, 3.0), place)
+    arguments = arguments_of(plan, [x], [out], (2, 3.0), place)
     assert arguments[2:] == [4, 3, 1.5]
     assert [type(a) for a in arguments[2:]] == [int, int, float]
 
@@ -96,7 +96,7 @@ def test_a_host_tensor_is_passed_by_its_value() -> None:
     on_meta, out = torch.empty(4, device="meta"), torch.empty(4, device="meta")
     a, b, c = torch.tensor(0.1, dtype=f16), torch.tensor(True), torch.tensor(-(2**40))
     (plan,) = plans(f, on_meta, a, b, c)
-    values = kernel_arguments(plan, [on_meta, a, b, c], [out], (), place)[1:4]
+    values = arguments_of(plan, [on_meta, a, b, c], [out], (), place)[1:4]
     assert values == [a.item(), 1, -(2**40)]
     assert [type(value) for value in values] == [float, int, int]
 
@@ -177,9 +177,9 @@ def test_an_int_beyond_the_dtype_is_judged_as_torch_judges_it(dtype: torch.dtype
                 function(x, n)
             except RuntimeError:
                 with pytest.raises(wl.DtypeError):
-                    kernel_arguments(plan, [x], [x], (n,), place)
+                    arguments_of(plan, [x], [x], (n,), place)
             else:
-                assert kernel_arguments(plan, [x], [x], (n,), place)[-1] == n
+                assert arguments_of(plan, [x], [x], (n,), place)[-1] == n
 
 
 def test_nothing_is_launched_when_a_number_is_refused() -> None:

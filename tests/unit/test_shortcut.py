@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 
 from wideload.captures import find_captures
 from wideload.shortcut import MISSED, Circumstances, Shortcut, are_immutable, find_shortcut, shortcut_key
+from wideload.steps import Steps, tuple_of
 
 SCALE = 2.0
 
@@ -21,14 +22,28 @@ def scaled(x: torch.Tensor, y: torch.Tensor, s: float = 1.0, *, flag: bool = Fal
     return x * SCALE + y * s if flag else y
 
 
+CURRENT: list[int | None] = [None]
+"""The current device: CPU tensors have no device's number."""
+
+
 @pytest.fixture(autouse=True)
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CPU tensors have no device's number."""
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: CURRENT[0], raising=False)
 
 
 def tensors() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(64, 48), torch.randn(48, 64).t()
+
+
+def found(num_tensors: int, *, into: bool = False) -> Steps:
+    """Return what a call is taken apart into."""
+    places = [str(at) for at in range(num_tensors)] + ["_out"] * into
+    tensors = [f"t{at}" for at in range(num_tensors)] + ["out"] * into
+    return Steps((f"return {tuple_of(tensors)}, {tuple_of('p' + at for at in places)}, numbers",))
+
+
+def circumstances(function: Callable[..., Any] = scaled) -> Circumstances:
+    return Circumstances(function, find_captures(function))
 
 
 def lay(args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, function: Callable[..., Any] = scaled) -> Shortcut:
@@ -36,8 +51,7 @@ def lay(args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, function: C
     values = (*args, *kwargs.values())
     given = [value for value in values if isinstance(value, torch.Tensor)]
     numbers = [value for value in values if type(value) in (int, float, complex)]
-    circumstances = Circumstances(function, find_captures(function))
-    shortcut = find_shortcut(args, kwargs, None, given, numbers, [False] * len(values), circumstances, lambda *found: found)
+    shortcut = find_shortcut(args, kwargs, None, given, numbers, [False] * len(values), circumstances(function), found(len(given)))
     assert shortcut is not None
     return shortcut
 
@@ -45,7 +59,7 @@ def lay(args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, function: C
 def test_tensors_like_the_first_ones_are_handed_on() -> None:
     shortcut, others = lay(tensors()), tensors()
     got, addresses, scalars = shortcut(others, {})
-    assert addresses == [other.data_ptr() for other in others]
+    assert addresses == tuple(other.data_ptr() for other in others)
     assert all(mine is other for mine, other in zip(got, others, strict=True))
     assert scalars == ()
 
@@ -98,7 +112,7 @@ def test_one_tensor_twice_is_another_call() -> None:
     x = torch.randn(8, 8)
     shortcut = lay((x, torch.randn(8, 8)))
     assert shortcut((x, x), {}) is MISSED
-    assert find_shortcut((x, x), {}, None, [x], [], [False] * 2, Circumstances(scaled, find_captures(scaled)), lambda *found: found) is None
+    assert find_shortcut((x, x), {}, None, [x], [], [False] * 2, circumstances(), found(1)) is None
 
 
 def test_what_misaligned_calls_keep_is_their_alignment() -> None:
@@ -110,10 +124,9 @@ def test_what_misaligned_calls_keep_is_their_alignment() -> None:
 
 def test_what_is_written_lies_to_the_arguments_as_it_did() -> None:
     store, (x, y) = torch.zeros(4, 64), (torch.randn(64), torch.randn(64))
-    circumstances = Circumstances(scaled, find_captures(scaled))
 
     def lay_into(*args: torch.Tensor, out: torch.Tensor) -> Shortcut | None:
-        return find_shortcut(args, {}, out, args, [], [False] * 2, circumstances, lambda *found: found)
+        return find_shortcut(args, {}, out, args, [], [False] * 2, circumstances(), found(2, into=True))
 
     apart, in_place = lay_into(x, y, out=store[0]), lay_into(x, store[1], out=store[1])
     assert apart is not None
@@ -137,21 +150,19 @@ def test_what_is_written_lies_to_the_arguments_as_it_did() -> None:
 
 def test_an_argument_that_is_written() -> None:
     x, y, z = (torch.randn(64) for _ in range(3))
-    circumstances = Circumstances(scaled, find_captures(scaled))
-    shortcut = find_shortcut((x, y), {}, y, [x, y], [], [False] * 2, circumstances, lambda *found: found)
+    shortcut = find_shortcut((x, y), {}, y, [x, y], [], [False] * 2, circumstances(), found(2, into=True))
     assert shortcut is not None
     others = torch.randn(64), torch.randn(64)
     (a, b, out), addresses, _ = shortcut(others, {}, others[1])
     assert (a is others[0], b is others[1], out is others[1]) == (True, True, True)
-    assert addresses == [a.data_ptr(), b.data_ptr(), b.data_ptr()]
+    assert addresses == (a.data_ptr(), b.data_ptr(), b.data_ptr())
     for args, out in (((x, y), x), ((x, y), z), ((x, y), None), ((y, y), y), ((x, y), y.view(64))):
         assert shortcut(args, {}, out) is MISSED
 
 
 def test_static_numbers_are_what_they_were() -> None:
     x, y = tensors()
-    circumstances = Circumstances(scaled, find_captures(scaled))
-    shortcut = find_shortcut((x, y, 0.0, 3), {}, None, [x, y], [3], [False, False, True, False], circumstances, lambda *found: found)
+    shortcut = find_shortcut((x, y, 0.0, 3), {}, None, [x, y], [3], [False, False, True, False], circumstances(), found(2))
     assert shortcut is not None
     assert shortcut((x, y, 0.0, 3), {})[2] == (3,)
     assert shortcut((x, y, 0.0, 4), {})[2] == (4,)
@@ -190,9 +201,9 @@ def test_circumstances(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.func.vmap(lambda z: z + float(misses()))(torch.zeros(2)).tolist() == [1, 1]
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 1)
+    CURRENT[0] = 1
     assert misses()
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None)
+    CURRENT[0] = None
     monkeypatch.setattr(sys.modules[__name__], "SCALE", 3.0)
     assert misses()
     monkeypatch.setattr(sys.modules[__name__], "SCALE", 2.0)
@@ -204,19 +215,19 @@ def test_circumstances(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("values", [(torch.ones(3), [1, 2]), (torch.ones(3), torch.Size([3])), (torch.empty(0), 1.0)])
 def test_calls_without_a_route(values: tuple[Any, ...]) -> None:
     numbers = [value for value in values if isinstance(value, float)]
-    assert find_shortcut(values, {}, None, [values[0]], numbers, [False] * 2, Circumstances(scaled, find_captures(scaled)), print) is None
+    assert find_shortcut(values, {}, None, [values[0]], numbers, [False] * 2, circumstances(), found(1)) is None
 
 
 def test_a_resolved_argument_has_no_route() -> None:
     x = torch.randn(4, dtype=torch.complex64)
     resolved = x.conj().resolve_conj()
-    assert find_shortcut((x.conj(),), {}, None, [resolved], [], [False], Circumstances(scaled, find_captures(scaled)), print) is None
+    assert find_shortcut((x.conj(),), {}, None, [resolved], [], [False], circumstances(), found(1)) is None
 
 
 def test_another_torch_has_no_routes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch._C._dynamo.guards, "TensorGuards")
     x, y = tensors()
-    assert find_shortcut((x, y), {}, None, [x, y], [], [False] * 2, Circumstances(scaled, find_captures(scaled)), print) is None
+    assert find_shortcut((x, y), {}, None, [x, y], [], [False] * 2, circumstances(), found(1)) is None
 
 
 def test_a_key_reads_the_shapes_of_tensors_alone() -> None:

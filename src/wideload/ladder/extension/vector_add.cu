@@ -7,9 +7,18 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include <limits>
+#include <string>
 
 #include "../vector_add_bf16.cu"
 #include "../vector_add_f32.cu"
+
+// By std::to_string: in any extension of torch 2.11's wheels that g++ 13 compiled, streaming a number into an ostringstream crashed.
+static std::string listed(at::IntArrayRef numbers)
+{
+    std::string text;
+    for (const int64_t number : numbers) text += (text.empty() ? "" : ", ") + std::to_string(number);
+    return "[" + text + "]";
+}
 
 static void check_like(const at::Tensor& x, const at::Tensor& y)
 {
@@ -19,9 +28,9 @@ static void check_like(const at::Tensor& x, const at::Tensor& y)
         x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16,
         "vector_add: argument x is ", x.scalar_type(), "; allowed: Float, BFloat16");
     TORCH_CHECK_TYPE(y.scalar_type() == x.scalar_type(), "vector_add: argument y is ", y.scalar_type(), ", x is ", x.scalar_type());
-    TORCH_CHECK_VALUE(y.sizes() == x.sizes(), "vector_add: argument y has shape ", y.sizes(), ", x has ", x.sizes());
-    TORCH_CHECK_VALUE(x.is_contiguous(), "vector_add: argument x has strides ", x.strides(), "; allowed: contiguous. Use .contiguous()");
-    TORCH_CHECK_VALUE(y.is_contiguous(), "vector_add: argument y has strides ", y.strides(), "; allowed: contiguous. Use .contiguous()");
+    TORCH_CHECK_VALUE(y.sizes() == x.sizes(), "vector_add: argument y has shape ", listed(y.sizes()), ", x has ", listed(x.sizes()));
+    TORCH_CHECK_VALUE(x.is_contiguous(), "vector_add: argument x has strides ", listed(x.strides()), "; allowed: contiguous. Use .contiguous()");
+    TORCH_CHECK_VALUE(y.is_contiguous(), "vector_add: argument y has strides ", listed(y.strides()), "; allowed: contiguous. Use .contiguous()");
 }
 
 at::Tensor vector_add(const at::Tensor& x, const at::Tensor& y)
@@ -32,7 +41,7 @@ at::Tensor vector_add(const at::Tensor& x, const at::Tensor& y)
     at::Tensor out = at::empty_like(x);
     const int64_t n = x.numel(), blocks = (n + threads - 1) / threads;
     if (n == 0) return out;  // a grid without blocks is an error
-    TORCH_CHECK_VALUE(blocks <= std::numeric_limits<int>::max(), "vector_add: argument x has ", n, " elements; a grid has 2^31 - 1 blocks");
+    TORCH_CHECK_VALUE(blocks <= std::numeric_limits<int>::max(), "vector_add: argument x has ", std::to_string(n), " elements; a grid has 2^31 - 1 blocks");
 
     const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();  // stream 0 would not wait for it
     if (x.scalar_type() == at::kFloat) {

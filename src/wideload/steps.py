@@ -1,0 +1,138 @@
+"""Turns kernels into the lines of a Python function that launches them, with nothing left to look up.
+
+Knows kernels and where each of their arguments comes from; never what makes two calls alike.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any
+
+import torch
+
+from wideload.execute import Launch, Output, empty_here, run_new, scalar_words
+from wideload.launch import bind_context, refusal
+from wideload.random import draw_seed
+
+__all__ = ["Steps", "define", "run_steps", "runner_of", "steps_into", "steps_of_new", "tuple_of"]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What a call does whose arguments have been taken apart: lines of a function, and what the names in them stand for.
+
+    Tensors are ``t0``, ``t1``, ..., their addresses ``p0``, ``p1``, ..., the tuple of run-time numbers ``numbers``, what is written
+    ``out``, its address ``p_out``; the tensors' device is the current one. Calls that differ in nothing but sizes have the same lines,
+    which are compiled once.
+    """
+
+    lines: tuple[str, ...]
+    names: Mapping[str, Any] = field(default_factory=dict)
+
+
+def define(head: str, steps: Steps) -> Callable[..., Any]:
+    """The function of that head with those lines."""
+    names = dict(steps.names)
+    exec(_code_of("\n    ".join((head, *steps.lines))), names)
+    defined: Callable[..., Any] = names.pop("call")
+    return defined
+
+
+@functools.cache
+def _code_of(text: str) -> CodeType:
+    return compile(text, "<a call like an earlier one>", "exec")
+
+
+def tuple_of(items: Iterable[str]) -> str:
+    """The text of a tuple of no, one or more items."""
+    return f"({''.join(f'{item}, ' for item in items)})"
+
+
+def run_steps(run: Callable[[tuple[torch.Tensor, ...], tuple[Any, ...]], Any], num_tensors: int) -> Steps:
+    """Return what ``run`` does of the tensors and the numbers."""
+    return Steps((f"return run({_tensors(num_tensors)}, numbers)",), {"run": run})
+
+
+def _tensors(count: int) -> str:
+    return tuple_of(f"t{at}" for at in range(count))
+
+
+def steps_of_new(
+    launches: Sequence[Launch],
+    outputs: Sequence[Output],
+    device: torch.device,
+    returned: int | Sequence[int],
+    num_tensors: int,
+    *,
+    draws: bool = False,
+) -> Steps:
+    """Allocate ``outputs`` on ``device``, launch, and return one of them, or a tuple of some; ``draws`` a seed behind the tensors."""
+    lines: list[str] = []
+    names: dict[str, Any] = {"empty": empty_here(device)}
+    for at, output in enumerate(outputs):
+        lines.append(f"r{at} = empty(shape{at}, strides{at}, dtype{at})")
+        names |= {f"shape{at}": output.layout.shape, f"strides{at}": output.layout.strides, f"dtype{at}": output.dtype}
+    written = [f"r{at}.data_ptr()" for at in range(len(outputs))]
+    launching = _launching(launches, written, device, num_tensors if draws else None)
+    result = f"r{returned}" if isinstance(returned, int) else tuple_of(f"r{at}" for at in returned)
+    return Steps((*lines, *launching.lines, f"return {result}"), {**names, **launching.names})
+
+
+def steps_into(launches: Sequence[Launch], device: torch.device, num_tensors: int, *, draws: bool = False) -> Steps:
+    """Launch what writes ``out`` and return it."""
+    launching = _launching(launches, ["p_out"], device, num_tensors if draws else None)
+    names = {**launching.names, "changed": torch.autograd.graph.increment_version}
+    return Steps((*launching.lines, "changed((out,))", "return out"), names)
+
+
+def runner_of(
+    launches: Sequence[Launch], outputs: Sequence[Output], device: torch.device, num_tensors: int
+) -> Callable[[Sequence[torch.Tensor], tuple[Any, ...]], Sequence[torch.Tensor]]:
+    """`run_new` of so many tensors and their numbers, as a function of them, on whichever device is current."""
+
+    def run(tensors: Sequence[torch.Tensor], numbers: tuple[Any, ...]) -> Sequence[torch.Tensor]:
+        return run_new(launches, device, tensors, outputs, numbers)
+
+    if any(launch.reads_host for launch in launches):
+        return run
+    steps = steps_of_new(launches, outputs, device, range(len(outputs)), num_tensors)
+    lines = ["if current() != index: return elsewhere(tensors, numbers)"]
+    lines += [f"{_tensors(num_tensors)} = tensors"] if num_tensors else []
+    lines += [f"p{at} = t{at}.data_ptr()" for at in range(num_tensors)]
+    names = {"current": torch._C._cuda_getDevice, "elsewhere": run}
+    return define("def call(tensors, numbers):", Steps((*lines, *steps.lines), {**steps.names, **names}))
+
+
+def _launching(launches: Sequence[Launch], written: Sequence[str], device: torch.device, drawn: int | None) -> Steps:
+    """All arguments before the first launch: a number may be refused, and nothing is written then."""
+    names: dict[str, Any] = {"index": device.index, "bind": bind_context, "stream": torch._C._cuda_getCurrentRawStream, "refusal": refusal}
+    lines, calls = ["bind(index)"], []
+    if drawn is not None:
+        lines += [f"t{drawn} = draw(device)", f"p{drawn} = t{drawn}.data_ptr()"]
+        names |= {"draw": draw_seed, "device": device}
+    for number, launch in enumerate(launches):
+        plan = launch.plan
+        arguments = [f"p{tensor}" + _behind(names, f"load{number}_{at}", offset) for at, (tensor, offset) in enumerate(plan.sources)]
+        arguments += [written[of] + _behind(names, f"store{number}_{at}", offset) for at, (of, offset) in enumerate(plan.targets)]
+        arguments += [] if plan.seed is None else [f"p{plan.seed}"]
+        if plan.sizes:
+            names[f"sizes{number}"] = tuple(plan.sizes)
+            arguments.append(f"*sizes{number}")
+        if plan.program.scalars:
+            names |= {"find_words": scalar_words, f"plan{number}": plan}
+            lines.append(f"words{number} = find_words(plan{number}, numbers)")
+            arguments.append(f"*words{number}")
+        names[f"launch{number}"] = launch.kernel.launcher(launch.types)
+        calls.append(f"    launch{number}({tuple_of(arguments)}, stream(index))")
+    lines += ["try:", *calls, "except RuntimeError as error:", "    raise refusal(error) from None"] if calls else []
+    return Steps(tuple(lines), names)
+
+
+def _behind(names: dict[str, Any], name: str, offset: int) -> str:
+    if not offset:
+        return ""
+    names[name] = offset
+    return f" + {name}"

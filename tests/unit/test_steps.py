@@ -1,0 +1,133 @@
+"""The lines that launch kernels: each argument in its place, all before the first launch; CPU tensors stand in for a GPU's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import wideload as wl
+from wideload import execute, steps
+from wideload.execute import Launch, Output
+from wideload.replay import NodeLayout
+from wideload.steps import Steps, define, run_steps, runner_of, steps_into, steps_of_new
+
+CPU = torch.device("cpu")
+
+
+class Kernel:
+    """In the place of a loaded one: what it was launched with."""
+
+    def __init__(self, log: list[Any], refuses: bool = False) -> None:
+        self.log, self.refuses = log, refuses
+
+    def launcher(self, types: str) -> Callable[[tuple[Any, ...], int], None]:
+        def launch(arguments: tuple[Any, ...], stream: int) -> None:
+            if self.refuses:
+                raise RuntimeError("invalid argument")
+            assert [{int: "l", float: "d"}[type(value)] for value in arguments] == [*types]
+            self.log.append((arguments, stream))
+
+        return launch
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "bind_context", lambda index: None)
+    monkeypatch.setattr(execute, "_EMPTY", None)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
+
+
+def launches(f: wl.FusedFunction, *args: Any, refuses: bool = False) -> tuple[list[Launch], list[Any]]:
+    log: list[Any] = []
+    kernels = f.plan(*args, target="sm_90").kernels
+    return [Launch(Kernel(log, refuses), kernel.plan) for kernel in kernels], log  # type: ignore[arg-type]
+
+
+def output(dtype: torch.dtype, *shape: int) -> Output:
+    return Output(0, dtype, NodeLayout(shape, torch.empty(shape).stride()), 0)
+
+
+def call(of: Steps, *tensors: torch.Tensor, numbers: tuple[Any, ...] = (), out: torch.Tensor | None = None) -> Any:
+    """What the steps return of arguments that a shortcut has taken apart."""
+    lines = [f"t{at}, p{at} = tensors[{at}], tensors[{at}].data_ptr()" for at in range(len(tensors))]
+    lines += [] if out is None else ["p_out = out.data_ptr()"]
+    return define("def call(tensors, numbers, out):", Steps((*lines, *of.lines), of.names))(tensors, numbers, out)
+
+
+def test_new_results_are_allocated_and_written() -> None:
+    f = wl.fuse(lambda x, s: (x[:, 2:] * s, x + 1), name="f")
+    x = torch.ones(4, 6)
+    prepared, log = launches(f, x, 0.5)
+    outputs = output(torch.float32, 4, 4), output(torch.float32, 4, 6)
+    second, first = call(steps_of_new(prepared, outputs, CPU, (1, 0), 1), x, numbers=(0.5,))
+    assert (first.shape, first.dtype, second.shape, second.stride()) == ((4, 4), torch.float32, (4, 6), (6, 1))
+    sizes = [launch.plan.sizes for launch in prepared]
+    assert log == [
+        ((x.data_ptr() + 8, first.data_ptr(), *sizes[0], 0.5), 7),
+        ((x.data_ptr(), second.data_ptr(), *sizes[1]), 7),
+    ]
+    log.clear()
+    alone = call(steps_of_new(prepared, outputs, CPU, 1, 1), x, numbers=(0.5,))
+    assert log[1][0][1] == alone.data_ptr()
+
+
+def test_what_is_written_into_counts_as_changed() -> None:
+    f = wl.fuse(lambda x: x + 1, name="f")
+    x, out = torch.ones(64), torch.zeros(64)
+    prepared, log = launches(f, x)
+    version = out._version
+    assert call(steps_into(prepared, CPU, 1), x, out=out) is out
+    assert log == [((x.data_ptr(), out.data_ptr(), *prepared[0].plan.sizes), 7)]
+    assert out._version == version + 1
+
+
+def test_a_seed_is_drawn_behind_the_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    seed = torch.tensor([5])
+    monkeypatch.setattr(steps, "draw_seed", lambda device: seed)
+    x, out = torch.ones(64), torch.zeros(64)
+    prepared, log = launches(wl.fuse(lambda x: F.dropout(x, 0.25), name="f"), x)
+    call(steps_into(prepared, CPU, 1, draws=True), x, out=out)
+    assert log[0][0][:3] == (x.data_ptr(), out.data_ptr(), seed.data_ptr())
+
+
+def test_a_number_is_refused_before_anything_is_launched() -> None:
+    x = torch.ones(64, dtype=torch.int64)
+    prepared, log = launches(wl.fuse(lambda x, n: (x[:32] + 1, x * n), name="f"), x, 3)
+    of = steps_of_new(prepared, (output(torch.int64, 32), output(torch.int64, 64)), CPU, (0, 1), 1)
+    with pytest.raises(wl.TraceError, match="does not fit in 64 bits"):
+        call(of, x, numbers=(2**63,))
+    assert not log
+    call(of, x, numbers=(2**63 - 1,))
+    assert log[1][0][-1] == 2**63 - 1
+
+
+def test_a_refused_launch_is_told() -> None:
+    prepared, _ = launches(wl.fuse(lambda x: x + 1, name="f"), torch.ones(64), refuses=True)
+    with pytest.raises(wl.DeviceError, match="did not launch a kernel: invalid argument"):
+        call(steps_into(prepared, CPU, 1), torch.ones(64), out=torch.ones(64))
+
+
+def test_a_runner_takes_tensors_and_numbers_on_any_current_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = torch.ones(64), torch.ones(64)
+    prepared, log = launches(wl.fuse(lambda x, y, s: x * s + y, name="f"), x, y, 0.5)
+    run = runner_of(prepared, (output(torch.float32, 64),), CPU, 2)
+    (out,) = run([x, y], (0.25,))
+    assert log == [((x.data_ptr(), y.data_ptr(), out.data_ptr(), *prepared[0].plan.sizes, 0.25), 7)]
+    elsewhere: list[Any] = []
+    monkeypatch.setattr(steps, "run_new", lambda *given: elsewhere.append(given))
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 1)
+    runner_of(prepared, (output(torch.float32, 64),), CPU, 2)([x, y], (0.25,))
+    assert elsewhere == [(prepared, CPU, [x, y], (output(torch.float32, 64),), (0.25,))]
+    assert len(log) == 1
+
+
+def test_calls_of_other_sizes_have_the_same_lines() -> None:
+    f = wl.fuse(lambda x: x + 1, name="f")
+    of = [steps_of_new(launches(f, torch.ones(n))[0], (output(torch.float32, n),), CPU, 0, 1) for n in (64, 128)]
+    assert of[0].lines == of[1].lines
+    assert run_steps(print, 2).lines == ("return run((t0, t1, ), numbers)",)
