@@ -659,13 +659,10 @@ class FusedFunction:
         return self._assemble(call, traced, self._evaluate(call, traced, layouts))
 
     def _call_differentiable(self, call: _Call, key: Any, traced: Traced) -> Any:
-        op, collect = self._operation_of(key, traced), _collector(traced)
+        op, returned = self._operation_of(key, traced), _returned(traced)
         results = op(call.tensors, tuple(call.scalars), call.device, recipe=functools.partial(self._recipe, call, backward=True))
-        if collect is not None and call.device.type == "cuda":
-            device = call.device
-            again = op.again(call.tensors, device)
-            run = run_steps(lambda tensors, numbers: collect(again(tensors, numbers)), len(call.tensors))
-            self._keep_shortcut(call, run)
+        if returned is not None and call.device.type == "cuda":
+            self._keep_shortcut(call, run_steps(op.again(call.tensors, call.device), returned, len(call.tensors)))
         return self._assemble(call, traced, results)
 
     def _operation_of(self, key: Any, traced: Traced) -> DifferentiableOp:
@@ -865,14 +862,6 @@ def _returned(traced: Traced) -> int | tuple[int, ...] | None:
         return None
     places = tuple(item.output for item in items)
     return places if items is result else places[0]
-
-
-def _collector(traced: Traced) -> Callable[[Sequence[torch.Tensor]], Any] | None:
-    """What makes a call's result of the expression's outputs."""
-    returned = _returned(traced)
-    if returned is None or isinstance(returned, int):
-        return returned if returned is None else operator.itemgetter(returned)
-    return lambda outs: tuple([outs[at] for at in returned])
 
 
 def _shapes(call: _Call) -> tuple[tuple[int, ...], ...]:

@@ -20,7 +20,17 @@ import torch
 from wideload.errors import CompileError, DeviceError
 from wideload.nvrtc import Cubin
 
-__all__ = ["LoadedKernel", "TableKernel", "bind_context", "can_overlap", "current_stream", "device_arch", "is_capturing", "refusal"]
+__all__ = [
+    "THREAD",
+    "LoadedKernel",
+    "TableKernel",
+    "bind_context",
+    "can_overlap",
+    "current_stream",
+    "device_arch",
+    "is_capturing",
+    "refusal",
+]
 
 
 @functools.cache
@@ -85,7 +95,7 @@ class _ThreadState(threading.local):
         self.streams: dict[int, Any] = {}
 
 
-_thread = _ThreadState()
+THREAD = _ThreadState()
 
 
 class LoadedKernel:
@@ -128,9 +138,9 @@ class LoadedKernel:
     def _launch_on_current(self, device: int, arguments: Sequence[int | float | np.generic]) -> None:
         bind_context(device)
         handle = current_stream(device)
-        stream = _thread.streams.get(handle)
+        stream = THREAD.streams.get(handle)
         if stream is None:
-            stream = _thread.streams[handle] = self._stream_type.from_handle(handle)
+            stream = THREAD.streams[handle] = self._stream_type.from_handle(handle)
         self._launch(stream, self._config, self._kernel, *arguments)
 
     def launch_packed(self, device: int, types: str, arguments: tuple[int | float, ...]) -> None:
@@ -293,9 +303,9 @@ class TableKernel:
 
 def bind_context(device: int) -> None:
     """Let this thread have a context on ``device``, the current one."""
-    if device not in _thread.bound:  # a thread that has made no runtime call has no context yet
+    if device not in THREAD.bound:  # a thread that has made no runtime call has no context yet
         torch.cuda.set_device(device)
-        _thread.bound.add(device)
+        THREAD.bound.add(device)
 
 
 @functools.cache

@@ -72,22 +72,24 @@ def remember(cache: dict[Any, _T], key: Any, value: _T, most: int | None = None)
 
 
 class Circumstances:
-    """What a call depends on besides its arguments: what the function has captured, its defaults, torch's modes that no guard sees."""
+    """What a call depends on besides its arguments: what the function has captured, its defaults, torch's modes that no guard sees.
 
-    __slots__ = ("names",)
+    ``changes`` are expressions of which one is true where they are no longer the same, of the names in ``names``.
+    """
 
-    changes = (
-        "read() is not captured",
-        "getattr(function, '__defaults__', None) is not defaults",
-        "default_dtype() is not dtype",
-        "is_grad_enabled() is not enabled",
-        "forward_ad._current_level >= 0",
-        "num_modes()",
-    )
-    """Expressions of which one is true where they are no longer the same."""
+    __slots__ = ("changes", "names")
 
     def __init__(self, function: Any, captures: Captures) -> None:
         """As they are now."""
+        has_defaults = hasattr(function, "__defaults__")
+        self.changes = (
+            "read() is not captured",
+            *(["function.__defaults__ is not defaults"] if has_defaults else []),
+            "default_dtype() is not dtype",
+            "is_grad_enabled() is not enabled",
+            "forward_ad._current_level >= 0",
+            "num_modes()",
+        )
         self.names = {
             "read": captures.read,
             "captured": captures.read(),
@@ -231,15 +233,16 @@ def find_shortcut(
             *[f"{one} == {other}" for at, one in enumerate(addresses) for other in addresses[:at]],
             *[lie.difference(address) for lie, address in zip(lies, addresses, strict=False)],
             *circumstances.changes,
-            "current() != device",
+            *(["current() != index"] if torch.cuda.device_count() > 1 else []),
         ),
     )
     constants = {"MISSED": MISSED, "check": likeness.check, "differs": _differs, "by_name": tuple(kwargs)}
-    constants |= {"current": torch._C._cuda_getDevice, "device": tensors[0].device.index, **circumstances.names}
+    constants |= {"current": torch._C._cuda_getDevice, "index": tensors[0].device.index, **circumstances.names}
     constants |= {f"kind_{names[at]}": type(values[at]) for at in places["n"]}
     constants |= {f"constant_{names[at]}": values[at] for at in places["c"]}
     for lie, address in zip(lies, addresses, strict=False):
         constants |= {"nbytes": lie.out_nbytes, f"nbytes_{address}": lie.nbytes}
+    assert all(constants[name] == steps.names[name] for name in constants.keys() & steps.names.keys())
     return define("def call(args, kwargs, out=None):", Steps((*lines, *steps.lines), {**constants, **steps.names}))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from wideload.execute import Launch, Output, empty_here, run_new, scalar_words
-from wideload.launch import bind_context, refusal
+from wideload.launch import THREAD, bind_context, refusal
 from wideload.random import draw_seed
 
 __all__ = ["Steps", "define", "run_steps", "runner_of", "steps_into", "steps_of_new", "tuple_of"]
@@ -51,9 +51,16 @@ def tuple_of(items: Iterable[str]) -> str:
     return f"({''.join(f'{item}, ' for item in items)})"
 
 
-def run_steps(run: Callable[[tuple[torch.Tensor, ...], tuple[Any, ...]], Any], num_tensors: int) -> Steps:
-    """Return what ``run`` does of the tensors and the numbers."""
-    return Steps((f"return run({_tensors(num_tensors)}, numbers)",), {"run": run})
+def run_steps(
+    run: Callable[[tuple[torch.Tensor, ...], tuple[Any, ...]], Sequence[torch.Tensor]], returned: int | Sequence[int], num_tensors: int
+) -> Steps:
+    """Return one of what ``run`` makes of the tensors and the numbers, or a tuple of some."""
+    lines = f"outs = run({_tensors(num_tensors)}, numbers)", f"return {_returned('outs[{}]', returned)}"
+    return Steps(lines, {"run": run})
+
+
+def _returned(each: str, returned: int | Sequence[int]) -> str:
+    return each.format(returned) if isinstance(returned, int) else tuple_of(map(each.format, returned))
 
 
 def _tensors(count: int) -> str:
@@ -77,15 +84,18 @@ def steps_of_new(
         names |= {f"shape{at}": output.layout.shape, f"strides{at}": output.layout.strides, f"dtype{at}": output.dtype}
     written = [f"r{at}.data_ptr()" for at in range(len(outputs))]
     launching = _launching(launches, written, device, num_tensors if draws else None)
-    result = f"r{returned}" if isinstance(returned, int) else tuple_of(f"r{at}" for at in returned)
-    return Steps((*lines, *launching.lines, f"return {result}"), {**names, **launching.names})
+    return Steps((*lines, *launching.lines, f"return {_returned('r{}', returned)}"), {**names, **launching.names})
 
 
 def steps_into(launches: Sequence[Launch], device: torch.device, num_tensors: int, *, draws: bool = False) -> Steps:
     """Launch what writes ``out`` and return it."""
     launching = _launching(launches, ["p_out"], device, num_tensors if draws else None)
-    names = {**launching.names, "changed": torch.autograd.graph.increment_version}
+    names = {**launching.names, "changed": _INCREMENT_VERSION}
     return Steps((*launching.lines, "changed((out,))", "return out"), names)
+
+
+_INCREMENT_VERSION = getattr(torch._C, "_increment_version", torch.autograd.graph.increment_version)
+"""Of the tensors in a tuple; 0.3 us less than the public function that asks whether it is one tensor."""
 
 
 def runner_of(
@@ -108,8 +118,14 @@ def runner_of(
 
 def _launching(launches: Sequence[Launch], written: Sequence[str], device: torch.device, drawn: int | None) -> Steps:
     """All arguments before the first launch: a number may be refused, and nothing is written then."""
-    names: dict[str, Any] = {"index": device.index, "bind": bind_context, "stream": torch._C._cuda_getCurrentRawStream, "refusal": refusal}
-    lines, calls = ["bind(index)"], []
+    names: dict[str, Any] = {
+        "index": device.index,
+        "thread": THREAD,
+        "bind": bind_context,
+        "stream": torch._C._cuda_getCurrentRawStream,
+        "refusal": refusal,
+    }
+    lines, calls = ["if index not in thread.bound: bind(index)"], []
     if drawn is not None:
         lines += [f"t{drawn} = draw(device)", f"p{drawn} = t{drawn}.data_ptr()"]
         names |= {"draw": draw_seed, "device": device}

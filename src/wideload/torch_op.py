@@ -205,20 +205,25 @@ class DifferentiableOp:
         self._last = form
         return self._apply(form, tensors, scalars, seed)
 
-    def again(self, tensors: Sequence[torch.Tensor], device: torch.device) -> Callable[[Sequence[torch.Tensor], tuple[Any, ...]], Any]:
+    def again(
+        self, tensors: Sequence[torch.Tensor], device: torch.device
+    ) -> Callable[[Sequence[torch.Tensor], tuple[Any, ...]], Sequence[torch.Tensor]]:
         """The operation on tensors that are in all ways like these, which it has just been called with."""
         form = self._last
         if form is None or not form.is_of(tensors, device, torch.is_grad_enabled()):
             return lambda others, scalars: self(others, scalars, device)
-        draws = self.expr.has_draws
-        return lambda others, scalars: self._apply(form, others, scalars, draw_seed(device) if draws else None)
+        if self.expr.has_draws:
+            return lambda others, scalars: self._apply(form, others, scalars, draw_seed(device))
+        if form.is_recorded and self.fresh and not self._views:
+            return lambda others, scalars: _record((form, scalars, None), *others)
+        return lambda others, scalars: self._apply(form, others, scalars, None)
 
     def _apply(
         self, form: _Form, tensors: Sequence[torch.Tensor], scalars: tuple[Any, ...], seed: torch.Tensor | None
     ) -> list[torch.Tensor]:
         outs: Sequence[torch.Tensor] = ()
         if self.fresh:
-            outs = _record(_Call(form, scalars, seed), *tensors) if form.is_recorded else form.run(tensors, scalars, seed)
+            outs = _record((form, scalars, seed), *tensors) if form.is_recorded else form.run(tensors, scalars, seed)
         if not self._views:
             return list(outs)
         views, fresh = iter(evaluate_expr(self.expr, self._views, tensors, (), numerics="eager", differentiable=True)), iter(outs)
@@ -352,13 +357,8 @@ class DifferentiableOp:
         return gradient, DifferentiableOp(gradient.expr, "fused", fast_math=self._fast_math, strides=strides)
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """What a call has besides tensors: one argument to torch's graph, which looks at each."""
-
-    form: _Form
-    scalars: tuple[Any, ...]
-    seed: torch.Tensor | None
+_Call = tuple[_Form, tuple[Any, ...], torch.Tensor | None]
+"""What a call has besides tensors, its numbers and its seed: one argument to torch's graph, which looks at each."""
 
 
 class _Fused(torch.autograd.Function):
@@ -366,9 +366,9 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: _Call, *tensors: torch.Tensor) -> Any:
-        form, seed = call.form, call.seed
-        outs = form.run(tensors, call.scalars, seed)
-        ctx.form, ctx.scalars = form, call.scalars
+        form, scalars, seed = call
+        outs = form.run(tensors, scalars, seed)
+        ctx.form, ctx.scalars = form, scalars
         ctx.save_for_backward(*[tensors[at] for at in form.saved], *(() if seed is None else (seed,)))
         ctx.set_materialize_grads(False)
         if form.constant:

@@ -226,3 +226,24 @@ def test_devices_in_turn() -> None:
             x, y = (torch.randn(100, device="cuda:1") for _ in range(2))
             assert torch.equal(f(x, y), x + y)
         assert torch.cuda.current_device() == 0
+
+
+@pytest.mark.parametrize(
+    ("fn", "more"),
+    [
+        (gated, ()),
+        (lambda x, y, z: (x + y, z * 2), ()),
+        (lambda x, y, z, s, flag: F.silu(x) * y + z * s if flag else x, (0.5, True)),
+        (lambda x, y, z: F.dropout(x + y, 0.5) * z, ()),
+    ],
+    ids=["one", "two", "number", "dropout"],
+)
+@pytest.mark.parametrize("wants_grad", [False, True])
+def test_every_kind_of_call_takes_it(fn: Any, more: tuple[Any, ...], wants_grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    f = wl.fuse(fn, name="f")
+    args = [randn(64, 48).requires_grad_(wants_grad) for _ in range(3)]
+    torch.manual_seed(1)
+    want = f(*args, *more)
+    monkeypatch.setattr(f, "_bind", lambda *_: pytest.fail("the call was taken apart"))
+    torch.manual_seed(1)
+    torch.testing.assert_close(f(*args, *more), want, rtol=0, atol=0)

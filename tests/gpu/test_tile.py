@@ -23,7 +23,7 @@ add = wl.fuse(lambda x, w: x + w, name="add")
 def held(*shape: int, dtype: torch.dtype, offset: int = 0, pitch: int = 0) -> torch.Tensor:
     """Random values in rows ``pitch`` elements longer than they are, from element ``offset`` of the storage on."""
     rows = random(*shape[:-1], shape[-1] + pitch, dtype=dtype)
-    store = torch.cat((rows.new_empty(offset), rows.flatten()))
+    store = torch.cat((rows.new_zeros(offset), rows.flatten()))
     return store[offset:].view(rows.shape)[..., : shape[-1]]
 
 

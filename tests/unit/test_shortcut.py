@@ -29,6 +29,7 @@ CURRENT: list[int | None] = [None]
 @pytest.fixture(autouse=True)
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: CURRENT[0], raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
 
 def tensors() -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,6 +38,7 @@ class Kernel:
 @pytest.fixture(autouse=True)
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "bind_context", lambda index: None)
+    monkeypatch.setattr(steps, "THREAD", SimpleNamespace(bound=set()))
     monkeypatch.setattr(execute, "_EMPTY", None)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
@@ -130,4 +132,4 @@ def test_calls_of_other_sizes_have_the_same_lines() -> None:
     f = wl.fuse(lambda x: x + 1, name="f")
     of = [steps_of_new(launches(f, torch.ones(n))[0], (output(torch.float32, n),), CPU, 0, 1) for n in (64, 128)]
     assert of[0].lines == of[1].lines
-    assert run_steps(print, 2).lines == ("return run((t0, t1, ), numbers)",)
+    assert run_steps(print, (1, 0), 2).lines == ("outs = run((t0, t1, ), numbers)", "return (outs[1], outs[0], )")
