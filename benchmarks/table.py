@@ -300,6 +300,22 @@ def _peer_cell(row: Row, name: str) -> str:
     return f"{'not run' if name in PEERS or name in row.not_run else '':>9}"
 
 
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+class _Judged(Protocol):
+    @property
+    def verdict(self) -> str: ...
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+_NamedT = TypeVar("_NamedT", bound=_Named)
+_RowT = TypeVar("_RowT", bound=_Judged)
+
+
 def run_cases(description: str | None, cases: Sequence[Case], num_elements: int, num_samples: int, arguments: Sequence[str] | None) -> int:
     """Run the cases asked for on the command line, print the table last, write all samples where asked to; return the exit status."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -313,40 +329,63 @@ def run_cases(description: str | None, cases: Sequence[Case], num_elements: int,
     device = find_device()
     if device is None:
         return 2
+    with_compile = not options.no_compile
+    return run_table(
+        chosen,
+        lambda case: run_case(case, options.elements, options.samples, device, with_compile),
+        device,
+        {"elements": options.elements, "samples": options.samples, "seed": SEED},
+        options.json,
+        f"{options.elements} elements and more, cold L2, median of {options.samples}, microseconds",
+        format_table,
+        told=lambda row: f"{row.ratio:.3f} of {row.counted}: {row.verdict}",
+        with_compile=with_compile,
+    )
+
+
+def run_table(
+    cases: Sequence[_NamedT],
+    run: Callable[[_NamedT], _RowT],
+    device: torch.device,
+    arguments: Mapping[str, Any],
+    path: Path | None,
+    heading: str,
+    format_rows: Callable[[Sequence[_RowT]], str],
+    *,
+    told: Callable[[_RowT], str] = lambda row: row.verdict,
+    with_compile: bool = False,
+) -> int:
+    """Run each case, print the table last, write all rows to ``path`` where there is one; return 0 where every verdict is ``PASS``.
+
+    A case that raises is ``FAILED`` and does not end the run. ``told`` is what is told of a row when it is done.
+    """
     environment = describe_environment(device)
-    rows, failed = [], {}
-    for number, case in enumerate(chosen, 1):
-        print(f"{number}/{len(chosen)} {case.name} ...", file=sys.stderr, flush=True)
+    rows: list[_RowT] = []
+    failed: dict[str, str] = {}
+    for number, case in enumerate(cases, 1):
+        print(f"{number}/{len(cases)} {case.name} ...", file=sys.stderr, flush=True)
         try:
-            rows.append(row := run_case(case, options.elements, options.samples, device, not options.no_compile))
-            print(f"  {row.ratio:.3f} of {row.counted}: {row.verdict}", file=sys.stderr, flush=True)
+            rows.append(row := run(case))
+            print(f"  {told(row)}", file=sys.stderr, flush=True)
         except Exception as error:  # the other cases are still worth their time on the GPU
             traceback.print_exc()
             failed[case.name] = f"{type(error).__name__}: {error}"
-        _free_memory(not options.no_compile)
-    if options.json:
+        _free_memory(with_compile)
+    if path:
         content = {
             "schema": SCHEMA,
             "environment": environment,
-            "arguments": {"elements": options.elements, "samples": options.samples, "seed": SEED},
+            "arguments": arguments,
             "rows": [row.to_dict() for row in rows],
             "failed": failed,
         }
-        options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     print(name_environment(environment))
-    print(f"{options.elements} elements and more, cold L2, median of {options.samples}, microseconds")
-    print(format_table(rows))
+    print(heading)
+    print(format_rows(rows))
     for name in failed:
         print(f"{name}  FAILED: see the traceback above")
     return int(bool(failed) or any(row.verdict != "PASS" for row in rows))
-
-
-class _Named(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
-_NamedT = TypeVar("_NamedT", bound=_Named)
 
 
 def choose_cases(parser: argparse.ArgumentParser, cases: Sequence[_NamedT], texts: Sequence[str] | None) -> list[_NamedT]:
