@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import gc
-import json
 import statistics
 import sys
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +21,7 @@ from typing import Any
 import torch
 
 import wideload as wl
-from table import NOT_BEHIND, SCHEMA, SEED, Draw, choose_cases, describe_environment, find_device, name_environment
+from table import NOT_BEHIND, SEED, Draw, choose_cases, find_device, run_table
 from wideload.measure.wall import FAULT_RATIO, Ceiling, find_ceiling, nearest_mix, prepare_movers, time_cold
 
 AT_THE_WALL = 0.97
@@ -251,32 +248,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device = find_device()
     if device is None:
         return 2
-    environment = describe_environment(device)
-    rows, failed = [], {}
-    for case in chosen:
-        print(f"{case.name} ...", file=sys.stderr, flush=True)
-        try:
-            rows.append(run_case(case, options.samples, device))
-        except Exception as error:  # the other cases are still worth their time on the GPU
-            traceback.print_exc()
-            failed[case.name] = f"{type(error).__name__}: {error}"
-        gc.collect()
-        torch.cuda.empty_cache()
-    if options.json:
-        content = {
-            "schema": SCHEMA,
-            "environment": environment,
-            "arguments": {"samples": options.samples, "seed": SEED},
-            "rows": [row.to_dict() for row in rows],
-            "failed": failed,
-        }
-        options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    print(name_environment(environment))
-    print(f"AdamW, one step, cold L2, median of {options.samples}, microseconds")
-    print(format_table(rows))
-    for name in failed:
-        print(f"{name}  FAILED: see the traceback above")
-    return int(bool(failed) or any(row.verdict != "PASS" for row in rows))
+    return run_table(
+        chosen,
+        lambda case: run_case(case, options.samples, device),
+        device,
+        {"samples": options.samples, "seed": SEED},
+        options.json,
+        f"AdamW, one step, cold L2, median of {options.samples}, microseconds",
+        format_table,
+    )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import statistics
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -93,6 +93,12 @@ class Case:
     beside: Beside | None = None
     count_read: Callable[[Sequence[torch.Tensor]], int] = unique_bytes
     """The least that must be read of the arguments, in bytes."""
+    subject: Callable[..., Any] | None = None
+    """What is timed, where it is not ``fn`` fused here."""
+    rivals: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    """Other libraries' functions, beside eager and torch.compile; what one raises is told as the reason why it was not run."""
+    given: Callable[..., Any] | None = None
+    """Of a function that draws random numbers: makes of its result and the arguments what is right where these numbers were drawn."""
 
 
 @dataclass(frozen=True)
@@ -196,9 +202,11 @@ class Row:
 
 def count_steps(case: Case, args: Sequence[torch.Tensor], result: Any) -> int:
     """How many values of the dtype ``result`` lies away from what is right, at most; NaN and the sign of a zero count."""
-    if case.max_steps:
-        exact = case.exact or case.fn
-        right = exact(*(tensor.double() if tensor.is_floating_point() else tensor for tensor in args))
+    doubles = (tensor.double() if tensor.is_floating_point() else tensor for tensor in args)
+    if case.given is not None:
+        right = case.given(result, *doubles)
+    elif case.max_steps:
+        right = (case.exact or case.fn)(*doubles)
     else:
         right = case.fn(*args)
     return max(_count_tensor_steps(*pair) for pair in zip(tensors_of(result), tensors_of(right), strict=True))
@@ -219,7 +227,7 @@ def _ordered(tensor: torch.Tensor) -> torch.Tensor:
     """Integers in the order of the values, neighbours one apart: the bits where they are not negative, -1 for -0.0 and down."""
     if not tensor.dtype.is_floating_point:
         return tensor.long()
-    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    integer = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     bits = tensor.view(integer).long()
     return torch.where(bits >= 0, bits, ~(bits & torch.iinfo(integer).max))
 
@@ -231,14 +239,15 @@ def run_case(case: Case, num_elements: int, num_samples: int, device: torch.devi
     """Check, then time in turns: wideload and its peers; wideload, the call beside, and each kernel of the wall for the same bytes."""
     draw = Draw(device)
     args = case.build(draw, num_elements)
-    fused = wl.fuse(case.fn, name="benchmark")
+    fused = case.subject or wl.fuse(case.fn, name="benchmark")
     result = fused(*args)
     steps = count_steps(case, args, result)
     nbytes_read, nbytes_written = case.count_read(args), unique_bytes(tensors_of(result))
     del result
 
     peers = {"eager": case.fn, "compile": torch.compile(case.fn, dynamic=False)} if with_compile else {"eager": case.fn}
-    bench = wl.bench(fused, *args, against=peers, name="wideload", mode="cold", precision=0.0, max_samples=num_samples, seed=SEED)
+    rule: dict[str, Any] = {"precision": 0.0, "max_samples": num_samples, "seed": SEED, "check": False if case.given is not None else None}
+    bench = wl.bench(fused, *args, against={**peers, **case.rivals}, name="wideload", mode="cold", **rule)
 
     mix = nearest_mix(nbytes_read, nbytes_written)
     movers, nbytes_moved = prepare_movers(mix, nbytes_read + nbytes_written, device.index)
@@ -273,15 +282,38 @@ def format_table(rows: Sequence[Row]) -> str:
     """One line a case: times in microseconds, the wall's for the same bytes, and wideload's share of what the goal counts."""
     width = max((len(row.case) for row in rows), default=0) + 2
     against = max((len(row.counted) for row in rows), default=0)
-    peers = "".join(f"{peer:>9}" for peer in PEERS)
+    names = (*PEERS, *dict.fromkeys(name for row in rows for name in (*row.peers_us, *row.not_run) if name not in PEERS))
+    peers = "".join(f"{peer:>9}" for peer in names)
     lines = [f"{'case':<{width}}{'mix':>5}{'wall':>9}{'wideload':>10}{peers}{'TB/s':>7}{'ratio':>8} of {'':<{against}}{'goal':>6}  verdict"]
     for row in rows:
-        peers = "".join(f"{row.peers_us[peer]:>9.1f}" if peer in row.peers_us else f"{'not run':>9}" for peer in PEERS)
+        peers = "".join(_peer_cell(row, name) for name in names)
         wall_us, bandwidth_tbps = row.wall_ratio * row.wideload_us, row.nbytes / row.wideload_us / 1e6
         figures = f"{wall_us:>9.1f}{row.wideload_us:>10.1f}{peers}{bandwidth_tbps:>7.2f}{row.ratio:>8.3f} of {row.counted:<{against}}"
         lines.append(f"{row.case:<{width}}{row.ceiling.mix.name:>5}{figures}{row.goal:>6.2f}  {row.verdict}")
     reasons = {f"{peer} not run: {reason}" for row in rows for peer, reason in row.not_run.items()}
     return "\n".join((*lines, *sorted(reasons)))
+
+
+def _peer_cell(row: Row, name: str) -> str:
+    if name in row.peers_us:
+        return f"{row.peers_us[name]:>9.1f}"
+    return f"{'not run' if name in PEERS or name in row.not_run else '':>9}"
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+class _Judged(Protocol):
+    @property
+    def verdict(self) -> str: ...
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+_NamedT = TypeVar("_NamedT", bound=_Named)
+_RowT = TypeVar("_RowT", bound=_Judged)
 
 
 def run_cases(description: str | None, cases: Sequence[Case], num_elements: int, num_samples: int, arguments: Sequence[str] | None) -> int:
@@ -297,40 +329,63 @@ def run_cases(description: str | None, cases: Sequence[Case], num_elements: int,
     device = find_device()
     if device is None:
         return 2
+    with_compile = not options.no_compile
+    return run_table(
+        chosen,
+        lambda case: run_case(case, options.elements, options.samples, device, with_compile),
+        device,
+        {"elements": options.elements, "samples": options.samples, "seed": SEED},
+        options.json,
+        f"{options.elements} elements and more, cold L2, median of {options.samples}, microseconds",
+        format_table,
+        told=lambda row: f"{row.ratio:.3f} of {row.counted}: {row.verdict}",
+        with_compile=with_compile,
+    )
+
+
+def run_table(
+    cases: Sequence[_NamedT],
+    run: Callable[[_NamedT], _RowT],
+    device: torch.device,
+    arguments: Mapping[str, Any],
+    path: Path | None,
+    heading: str,
+    format_rows: Callable[[Sequence[_RowT]], str],
+    *,
+    told: Callable[[_RowT], str] = lambda row: row.verdict,
+    with_compile: bool = False,
+) -> int:
+    """Run each case, print the table last, write all rows to ``path`` where there is one; return 0 where every verdict is ``PASS``.
+
+    A case that raises is ``FAILED`` and does not end the run. ``told`` is what is told of a row when it is done.
+    """
     environment = describe_environment(device)
-    rows, failed = [], {}
-    for number, case in enumerate(chosen, 1):
-        print(f"{number}/{len(chosen)} {case.name} ...", file=sys.stderr, flush=True)
+    rows: list[_RowT] = []
+    failed: dict[str, str] = {}
+    for number, case in enumerate(cases, 1):
+        print(f"{number}/{len(cases)} {case.name} ...", file=sys.stderr, flush=True)
         try:
-            rows.append(row := run_case(case, options.elements, options.samples, device, not options.no_compile))
-            print(f"  {row.ratio:.3f} of {row.counted}: {row.verdict}", file=sys.stderr, flush=True)
+            rows.append(row := run(case))
+            print(f"  {told(row)}", file=sys.stderr, flush=True)
         except Exception as error:  # the other cases are still worth their time on the GPU
             traceback.print_exc()
             failed[case.name] = f"{type(error).__name__}: {error}"
-        _free_memory(not options.no_compile)
-    if options.json:
+        _free_memory(with_compile)
+    if path:
         content = {
             "schema": SCHEMA,
             "environment": environment,
-            "arguments": {"elements": options.elements, "samples": options.samples, "seed": SEED},
+            "arguments": arguments,
             "rows": [row.to_dict() for row in rows],
             "failed": failed,
         }
-        options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     print(name_environment(environment))
-    print(f"{options.elements} elements and more, cold L2, median of {options.samples}, microseconds")
-    print(format_table(rows))
+    print(heading)
+    print(format_rows(rows))
     for name in failed:
         print(f"{name}  FAILED: see the traceback above")
     return int(bool(failed) or any(row.verdict != "PASS" for row in rows))
-
-
-class _Named(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
-_NamedT = TypeVar("_NamedT", bound=_Named)
 
 
 def choose_cases(parser: argparse.ArgumentParser, cases: Sequence[_NamedT], texts: Sequence[str] | None) -> list[_NamedT]:

@@ -7,9 +7,10 @@ import doctest
 import importlib
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ import torch
 import dense
 import host
 import layouts
+import operators
 import optimizers
 import ruler
 import table
@@ -209,8 +211,12 @@ class DrawNothing(Draw):
 on_meta = DrawNothing(torch.device("meta"))
 
 
+def subject(case: Case) -> Any:
+    return case.subject or wl.fuse(case.fn, name="benchmark")
+
+
 def case_named(name: str) -> Case:
-    (case,) = (case for case in layouts.CASES if case.name == name)
+    (case,) = (case for case in (*layouts.CASES, *operators.CASES) if case.name == name)
     return case
 
 
@@ -244,6 +250,19 @@ def case_named(name: str) -> Case:
         ("packed SwiGLU", 4 * N, 2 * N),
         ("rotate_half RoPE", 2 * 4 * 6554 * (32 + 8 + 2) * 128, 2 * 4 * 6554 * (32 + 8) * 128),
         ("gelu(x + row), erf", 2 * N + 2 * 4096, 2 * N),
+        ("softplus", 2 * N, 2 * N),
+        ("dropout 0.1", 2 * N, 2 * N),
+        ("causal mask", 2 * N, 2 * N),
+        ("bf16 -> fp8, one scale", 2 * N + 4, N),
+        ("fp8 -> bf16, scale by row", N + 4 * 32768, 2 * N),
+        ("bf16 -> int8, scale by row", 2 * N + 4 * 32768, N),
+        ("int8 -> bf16, scale by row", N + 4 * 32768, 2 * N),
+        ("swiglu", 4 * N, 2 * N),
+        ("packed swiglu", 4 * N, 2 * N),
+        ("bias_silu_mul", 4 * N + 2 * 4096, 2 * N),
+        ("swiglu -> fp8, scale by row", 4 * N + 4 * 32768, N),
+        ("rope", 2 * N + 2 * 8192 * 64 * 4, 2 * N),
+        ("rope of q and k", 2 * 4 * 6554 * 40 * 128 + 2 * 6554 * 128 * 2, 2 * 4 * 6554 * 40 * 128),
     ],
 )
 def test_minimal_bytes(name: str, nbytes_read: int, nbytes_written: int) -> None:
@@ -261,6 +280,7 @@ FAMILIES = {
     "slices": (layouts.SLICES, {"rows", "pitched", "strips"}),
     "large": (layouts.LARGES, {"dense", "rows"}),
     "pasted": (layouts.PASTED, {"rows", "pitched", "strips"}),
+    "operators": (operators.CASES, {"dense", "rows", "pitched", "strips"}),
 }
 
 
@@ -268,7 +288,7 @@ FAMILIES = {
 def test_which_kernels_run(group: str) -> None:
     cases, families = FAMILIES[group]
     for case in cases:
-        for kernel in wl.fuse(case.fn, name="benchmark").plan(*case.build(on_meta, N), target="sm_90").kernels:
+        for kernel in subject(case).plan(*case.build(on_meta, N), target="sm_90").kernels:
             assert kernel.plan.variant.family in families, case.name
 
 
@@ -304,14 +324,19 @@ def test_misaligned_operands_are_and_those_beside_are_not() -> None:
         assert not any(x.data_ptr() % 16 for x in aligned)
 
 
-@pytest.mark.parametrize("case", [*dense.CASES, *layouts.CASES], ids=lambda case: case.name)
-def test_every_case_is_right_on_the_cpu(case: Case) -> None:
+@pytest.mark.parametrize("case", [*dense.CASES, *layouts.CASES, *operators.CASES], ids=lambda case: case.name)
+def test_every_case_is_right_on_the_cpu_and_what_is_wrong_is_seen(case: Case) -> None:
     args = case.build(Draw(CPU), 5000)
-    assert count_steps(case, args, wl.fuse(case.fn, name="benchmark")(*args)) <= case.max_steps
+    result = subject(case)(*args)
+    assert count_steps(case, args, result) <= case.max_steps
+    wrong = [tensor.contiguous() for tensor in tensors_of(result)]
+    bits = wrong[-1].view(-1).view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[wrong[-1].element_size()])
+    bits[int(wrong[-1].double().abs().argmax())] ^= 4  # four values off
+    assert count_steps(case, args, wrong if len(wrong) > 1 else wrong[0]) > case.max_steps
 
 
 def test_names_are_told_apart_and_goals_are_those_promised() -> None:
-    names = [case.name for case in (*dense.CASES, *layouts.CASES)]
+    names = [case.name for case in (*dense.CASES, *layouts.CASES, *operators.CASES)]
     assert len(set(names)) == len(names)
     goals = [{case.goal for case in cases} for cases in (layouts.MISALIGNED, layouts.BROADCASTS, layouts.DTYPES, layouts.SLICES)]
     assert goals == [{0.98}, {0.97}, {0.97}, {0.96}]
@@ -322,6 +347,35 @@ def test_names_are_told_apart_and_goals_are_those_promised() -> None:
         "gelu(x + row), tanh": 0.97,
         "gelu(x + row), erf": 0.95,
     }
+
+
+def test_goals_of_operators() -> None:
+    unlike = {"gelu, erf": 0.95, "dropout 0.1": 0.95, "swiglu -> fp8, scale by row": 0.95, "rope": 0.95, "rope of q and k": 0.95}
+    converted = {
+        case.name: 0.96 for case in operators.CASES if "8 -> " in case.name or "-> int8" in case.name or case.name.startswith("bf16")
+    }
+    assert len(converted) == 6
+    assert {case.name: case.goal for case in operators.CASES} == {case.name: 0.97 for case in operators.CASES} | converted | unlike
+
+
+def test_dropout_is_held_to_its_probability_and_to_what_it_kept() -> None:
+    case, x = case_named("dropout 0.1"), Draw(CPU)(100, 1000)
+    kept = torch.rand(x.shape, generator=torch.Generator().manual_seed(0)) >= operators.P
+    right = (x.double() * kept / 0.9).bfloat16()
+    assert count_steps(case, [x], right) == 0
+    assert count_steps(case, [x], right.abs()) > 1000  # a dropped negative number is -0, as torch has it
+    assert count_steps(case, [x], (x.double() * kept).bfloat16()) > 10  # not made up for
+    for wrong in (x.clone(), right.index_fill(0, torch.arange(20), 0.0)):
+        with pytest.raises(wl.WideloadError, match=r"of the elements were dropped; allowed: 0.1 \+- 0.006"):
+            count_steps(case, [x], wrong)
+
+
+def test_scales_use_fp8_to_its_top() -> None:
+    case = case_named("bf16 -> fp8, scale by row")
+    result = case.fn(*case.build(Draw(CPU), 1 << 19)).float().abs()
+    assert result.max() == 448
+    assert 0 < (result == 448).float().mean() < 0.02
+    assert (result < 1).float().mean() < 0.01
 
 
 # ---- a whole run
@@ -408,6 +462,47 @@ def test_a_run_of_some_layouts(simulated: list[tuple[Mix, int]], tmp_path: Path,
     printed = capsys.readouterr()
     assert len(printed.out.splitlines()) == 3 + 3
     assert "3/3 rotate_half RoPE ...\n  1.000 of wall: short: 60.0% behind eager\n" in printed.err
+
+
+def test_a_run_of_operators_beside_another_library(
+    simulated: list[tuple[Mix, int]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "operators.json"
+    arguments = [
+        "--elements",
+        "1600",
+        "--samples",
+        "2",
+        "--no-compile",
+        "--json",
+        str(path),
+        "--only",
+        "packed swiglu",
+        "--only",
+        "dropout",
+    ]
+    monkeypatch.setitem(sys.modules, "liger_kernel", None)
+    assert operators.main(arguments) == 1
+    dropout, swiglu = json.loads(path.read_text())["rows"]
+    assert (dropout["steps"], dropout["bench"]["checked_against"], dropout["not_run"]) == (0, None, {})
+    assert (swiglu["peers_us"], list(swiglu["not_run"])) == ({"eager": 5.0}, ["liger"])
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-1].startswith("liger not run: FAILED: ModuleNotFoundError: ")
+    assert [line.count("not run") for line in printed[3:5]] == [1, 2]  # Liger has no dropout
+
+    def run(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        assert gate.shape == up.shape == (2, 4096)
+        return torch.nn.functional.silu(gate) * up
+
+    for name in ("liger_kernel", "liger_kernel.ops"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    fake = SimpleNamespace(LigerSiLUMulFunction=SimpleNamespace(apply=run))
+    monkeypatch.setitem(sys.modules, "liger_kernel.ops.swiglu", fake)
+    operators.main(arguments)
+    _, swiglu = json.loads(path.read_text())["rows"]
+    assert swiglu["peers_us"] == {"eager": 5.0, "liger": 5.0}
+    assert swiglu["verdict"] == "short: 60.0% behind eager, 60.0% behind liger"
+    assert " 8.0 5.0 not run 5.0 " in " ".join(capsys.readouterr().out.splitlines()[-1].split())
 
 
 def test_a_level_run_passes(simulated: list[tuple[Mix, int]], monkeypatch: pytest.MonkeyPatch) -> None:
