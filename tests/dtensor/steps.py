@@ -198,8 +198,9 @@ def no_collective_forward_or_backward(world: World) -> None:
     from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
     from torch.distributed.tensor.debug import CommDebugMode
 
+    unlike = [spread(tensor, world.line, [Shard(0)]) for tensor in (world.draw(8, 12), world.draw(12))]
     with CommDebugMode() as mode:  # shards of a row that is broadcast along another dim have to meet
-        bias_gelu(*(spread(tensor, world.line, [Shard(0)]) for tensor in (world.draw(8, 12), world.draw(12))))
+        bias_gelu(*unlike)
     assert mode.get_total_counts() == 1
     doubled = wl.fuse(lambda x, y: 2 * x + y)
     x, y, bias = world.draw(8, 12), world.draw(8, 12, seed=1), world.draw(12, seed=2)
