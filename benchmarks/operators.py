@@ -132,7 +132,7 @@ def liger_rope(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.T
     """Liger's RoPE, which turns ``q`` and ``k`` in place."""
     from liger_kernel.ops.rope import LigerRopeFunction
 
-    return LigerRopeFunction.apply(q, k, cos, sin)
+    return LigerRopeFunction.apply(q, k, cos, sin)[:2]  # some versions return the tables too
 
 
 # ---- arguments

@@ -22,6 +22,7 @@ import math
 import statistics
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -397,7 +398,7 @@ def time_llama(
         with liger_patched(model):
             yield dataclasses.replace(gradient_finding("Liger's Llama", gradient_distance(run(model), right), eager), is_kept=True)
             time_one("liger")
-    except ImportError as error:
+    except Exception as error:  # another library's, of any version
         yield not_run("Liger's Llama", error)
     figures["llama"] = samples
     times = {name: statistics.median(of) for name, of in samples.items() if of}
@@ -418,6 +419,15 @@ def llama_rows(
 # ---- the whole
 
 
+def attempt(name: str, section: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    """The rows of a section; where it raises, a row that says so: the others are still worth their time on the GPU."""
+    try:
+        yield from section()
+    except Exception as error:
+        traceback.print_exc()
+        yield Finding(name, f"FAILED: {type(error).__name__}: see the traceback", "", False)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a row as soon as it is known; write all of them where asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -433,16 +443,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(name_environment(environment))
     rows: list[Finding] = []
     figures: dict[str, Any] = {}
-    for found in (
-        check_curves(CURVE, device, options.steps, with_compile, figures),
-        check_dropout(CURVE, device, options.steps, figures),
-        time_steps(TIMED, device, options.rounds, with_compile, figures),
-        llama_rows(LLAMA, LLAMA_TOKENS, device, options.rounds, figures),
-    ):
-        for row in found:
+    sections = {
+        "losses": lambda: check_curves(CURVE, device, options.steps, with_compile, figures),
+        "dropout": lambda: check_dropout(CURVE, device, options.steps, figures),
+        "times": lambda: time_steps(TIMED, device, options.rounds, with_compile, figures),
+        "llama": lambda: llama_rows(LLAMA, LLAMA_TOKENS, device, options.rounds, figures),
+    }
+    for name, section in sections.items():
+        for row in attempt(name, section):
             rows.append(row)
             print(row, flush=True)
-        del found
+        torch.compiler.reset()
         gc.collect()
         torch.cuda.empty_cache()
     if options.json:

@@ -3,6 +3,7 @@
 ``run_cases`` starts the processes once for all cases; a case raises in any of them where it fails.
 """
 
+import importlib
 import multiprocessing
 import traceback
 from collections.abc import Callable
@@ -47,12 +48,13 @@ def case(fn: Case) -> Case:
     return fn
 
 
-def run_cases(num_processes: int, device: str, folder: Path) -> dict[str, str]:
-    """By the name of each case what went wrong, or nothing."""
+def run_cases(num_processes: int, device: str, folder: Path, module: str = __name__) -> dict[str, str]:
+    """By the name of each case of ``module`` what went wrong, or nothing."""
     context = multiprocessing.get_context("spawn")  # a forked process has no CUDA
     queue = context.Queue()
     workers = [
-        context.Process(target=_work, args=(rank, num_processes, device, str(folder / "store"), queue)) for rank in range(num_processes)
+        context.Process(target=_work, args=(rank, num_processes, device, str(folder / "store"), queue, module))
+        for rank in range(num_processes)
     ]
     for worker in workers:
         worker.start()
@@ -62,10 +64,10 @@ def run_cases(num_processes: int, device: str, folder: Path) -> dict[str, str]:
         for worker in workers:
             worker.join(timeout=10)
             worker.kill()
-    return {name: "\n".join(filter(None, (outcome[name] for outcome in found))) for name in CASES}
+    return {name: "\n".join(filter(None, (outcome[name] for outcome in found))) for name in found[0]}
 
 
-def _work(rank: int, num_processes: int, device: str, store: str, queue: Any) -> None:
+def _work(rank: int, num_processes: int, device: str, store: str, queue: Any, module: str) -> None:
     torch.set_num_threads(1)
     from torch.distributed.tensor import init_device_mesh
 
@@ -81,8 +83,9 @@ def _work(rank: int, num_processes: int, device: str, store: str, queue: Any) ->
     )
     line = init_device_mesh(device, (num_processes,))
     grid = init_device_mesh(device, (2, num_processes // 2), mesh_dim_names=("rows", "columns"))
-    outcome = dict.fromkeys(CASES, "not run: an earlier case failed")
-    for name, run in CASES.items():
+    cases: dict[str, Case] = importlib.import_module(module).CASES
+    outcome = dict.fromkeys(cases, "not run: an earlier case failed")
+    for name, run in cases.items():
         try:
             run(World(device, line, grid))
             outcome[name] = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -24,6 +24,15 @@ from wideload.errors import DeviceError
 CPU = torch.device("cpu")
 TINY = Sizes(vocabulary=32, layers=1, dim=16, heads=2, hidden=24, batch=4, sequence=12)
 STEPS = 12
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Operations of a few elements are slower on several threads, by much where other tests run beside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def kept(rows: Any) -> dict[str, bool]:
@@ -263,6 +272,19 @@ def test_a_run_is_printed_and_written(tmp_path: Path, monkeypatch: pytest.Monkey
     assert written["environment"]["torch"] == torch.__version__
     assert status == int(not all(row["is_kept"] for row in written["rows"]))
     assert len(capsys.readouterr().out.splitlines()) == 1 + 6
+
+
+def test_a_section_that_fails_is_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    good = Finding("f", "1", "1", True)
+
+    def section() -> Any:
+        yield good
+        raise RuntimeError("out of memory")
+
+    first, second = training.attempt("times", section)
+    assert first is good
+    assert (second.what, second.found, second.is_kept) == ("times", "FAILED: RuntimeError: see the traceback", False)
+    assert "out of memory" in capsys.readouterr().err
 
 
 def test_without_a_gpu_the_status_is_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
