@@ -378,7 +378,7 @@ def _unless_dead(gradient: Any, input: Any, other: Any, last: float) -> Any:
 
 # ---- activations
 
-_SQRT_HALF, _INV_SQRT_2PI = math.sqrt(0.5), 1 / math.sqrt(2 * math.pi)
+_INV_SQRT_2PI = 1 / math.sqrt(2 * math.pi)
 _GELU_SCALE, _GELU_CUBE = math.sqrt(8 / math.pi), 0.044715
 _SELU_SCALE, _SELU_ALPHA = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
 
@@ -389,9 +389,8 @@ def _silu(g: Any, input: Any) -> Any:
 
 
 def _gelu(g: Any, input: Any) -> Any:
-    below = (input * -_SQRT_HALF).erfc() * 0.5
     density = (input * input * -0.5).exp() * _INV_SQRT_2PI
-    return g * (below + input * density)
+    return g * (input.ndtr() + input * density)
 
 
 def _gelu_tanh(g: Any, input: Any) -> Any:

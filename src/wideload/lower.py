@@ -89,12 +89,17 @@ class ProgramPosition:
 
 @dataclass(frozen=True)
 class Statement:
-    """``const ctype name = text;`` and the user's line that it comes from."""
+    """``const ctype name = text;`` and the user's line that it comes from.
+
+    ``steady`` is a cheaper text that serves where the parameters ``steady_in`` are the same for all elements of a thread.
+    """
 
     name: str
     ctype: str
     text: str
     at: Location | None
+    steady: str = ""
+    steady_in: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -190,6 +195,7 @@ class _Lowering:
         self._values: dict[int, str] = {}
         self._needed = _needed_nodes(expr, stores)
         self._only_stored = _only_stored(expr, stores, self._needed)
+        self._narrowed = _narrowed_nodes(expr, stores, self._needed)
         self._cheap = set() if self._eager else self._needed if fast_math else _half_nodes(expr, stores, self._needed)
 
     def run(self) -> Program:
@@ -221,9 +227,12 @@ class _Lowering:
         for number in self._needed_in_order((Apply, Cast)):
             node = nodes[number]
             assert isinstance(node, Apply | Cast)
-            text = self._apply(number, node) if isinstance(node, Apply) else self._cast(number, node)
+            text, steady = self._apply(number, node) if isinstance(node, Apply) else (self._cast(number, node), "")
+            steady_in = self._parameters_of(node.operands[-1]) if isinstance(node, Apply) and steady else None
             name = self._names.take(node.op.name if isinstance(node, Apply) else "cast")
-            statements.append(Statement(name, scalar_type(node.dtype, "a result").compute, text, node.at))
+            ctype = scalar_type(node.dtype, "a result").compute
+            steadily = () if steady_in is None else (steady, steady_in)
+            statements.append(Statement(name, ctype, text, node.at, *steadily))
             self._values[number] = name
         results = tuple(self._result(position, store) for position, store in enumerate(self._stores))
         applied = list(self._needed_in_order((Apply,)))
@@ -264,7 +273,16 @@ class _Lowering:
     def _needed_in_order(self, kinds: tuple[type, ...]) -> list[int]:
         return [number for number in sorted(self._needed) if isinstance(self._expr.nodes[number], kinds)]
 
-    def _apply(self, number: int, node: Apply) -> str:
+    def _parameters_of(self, number: int) -> frozenset[str] | None:
+        """The operands that a node is worked out from; None where the element's place is among what it is."""
+        node = self._expr.nodes[number]
+        if isinstance(node, Load):
+            return frozenset({self._values[number]})
+        found = [frozenset[str](), *map(self._parameters_of, _operands(node))]
+        return None if isinstance(node, Position) or None in found else frozenset().union(*(of for of in found if of is not None))
+
+    def _apply(self, number: int, node: Apply) -> tuple[str, str]:
+        """The text, and the one of the op's ``steady`` expression where it has one here, or ``""``."""
         op = node.op
         texts: dict[str, str] = {}
         kinds: list[tuple[bool, Kind]] = []
@@ -274,11 +292,16 @@ class _Lowering:
                 kinds.append((mark != "bool", scalar_type(to, f"an operand of {op.name}").kind))
         kind = max(kinds, key=lambda item: item[0])[1] if kinds else scalar_type(node.dtype, op.name).kind
         template = self._template(number, node, kind)
+        is_narrowed = number in self._narrowed and template == op.cuda.get("float") and self._computes_in_fp32(node)
+        templates = template, (op.steady or "") if is_narrowed else ""
         if not self._eager:
-            text = template.format(**texts)
-            return self._rounded(text, node.dtype) if is_storage(node.dtype) and number not in self._only_stored else text
+            found = [each.format(**texts) for each in templates]
+            if is_storage(node.dtype) and number not in self._only_stored:
+                found = [text and self._rounded(text, node.dtype) for text in found]
+            return found[0], found[1]
         rounding = f"round_{scalar_type(node.dtype, op.name).storage}" if is_rounded(node.dtype) else ""
-        return self._rounded(template.format(**texts, round=rounding), node.dtype)
+        found = [text and self._rounded(text.format(**texts, round=rounding), node.dtype) for text in templates]
+        return found[0], found[1]
 
     def _template(self, number: int, node: Apply, kind: Kind) -> str:
         op = node.op
@@ -363,6 +386,23 @@ def _half_nodes(expr: Expr, stores: tuple[Store, ...], needed: set[int]) -> set[
         if isinstance(node, Cast) and is_rounded(node.dtype):
             continue
         if number in wide or not (isinstance(node, Load | Number | Const) or node.dtype.is_floating_point):
+            wide.update(_operands(node))
+    return needed - wide
+
+
+_NARROW = frozenset({torch.int8, torch.uint8, torch.bool, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2})
+"""Types in which nothing is left of what is below 2^-40, and what is above 2^60 is as large as can be."""
+_LIMITING = frozenset({"round", "clamp", "clamp_min", "clamp_max"})
+
+
+def _narrowed_nodes(expr: Expr, stores: tuple[Store, ...], needed: set[int]) -> set[int]:
+    """Nodes that are but limited and rounded to integers, if anything, before all that is left of them is in a narrow type."""
+    wide = {store.node for store in stores}
+    for number in sorted(needed, reverse=True):
+        node = expr.nodes[number]
+        is_end = isinstance(node, Cast) and node.dtype in _NARROW
+        is_between = number not in wide and isinstance(node, Apply | Cast) and (isinstance(node, Cast) or node.op.name in _LIMITING)
+        if not is_end and not is_between:
             wide.update(_operands(node))
     return needed - wide
 

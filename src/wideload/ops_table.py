@@ -49,6 +49,8 @@ class Op:
     ``torch`` where torch's own fp32 formula on the CPU breaks the bound. ``heavy`` marks expressions long enough that
     a kernel should hold them once. ``keeps_format`` marks results in the memory format of the first operand: copies, and
     constants of its shape. ``converts_first`` marks ops that copy operands of another dtype before they iterate, also on CUDA.
+    ``steady`` replaces it in fp32 where the last operand is the same for all elements of a thread and the result is rounded to a type
+    of no more than 11 bits next, or limited before: the same then, and cheaper.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Op:
     makes_contiguous: bool = False
     makes_channels_last: bool = False
     is_alias: bool = False
+    steady: str | None = None
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,7 @@ def _row(
     makes_contiguous: bool = False,
     makes_channels_last: bool = False,
     is_alias: bool = False,
+    steady: str | None = None,
 ) -> Op:
     """Add a row.
 
@@ -162,6 +166,7 @@ def _row(
         makes_contiguous,
         makes_channels_last,
         is_alias,
+        steady,
     )
     return OPS[name]
 
@@ -376,7 +381,14 @@ def _divide_number(input: Any, number: Any) -> Any:
     return torch.div(dividend, input)
 
 
-_row("div", "input other", torch.div, floating="{input} / {other}", complex="::complex_divide({input}, {other})")
+_row(
+    "div",
+    "input other",
+    torch.div,
+    floating="{input} / {other}",
+    complex="::complex_divide({input}, {other})",
+    steady="::divide_steady({input}, {other})",
+)
 _row(
     "div_trunc",
     "input other",
@@ -894,6 +906,7 @@ _op(
     "input",
     torch.special.ndtr,
     floating="::normcdf({input})",
+    half="::half_normal_cdf({input})",
     eager="::normal_cdf_eager({input})",
     reference=_in_double(lambda input: torch.special.erfc(input * -math.sqrt(0.5)) / 2),
     ulp=(5, 5),

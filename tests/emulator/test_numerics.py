@@ -91,7 +91,7 @@ def result_dtype(op: Op, dtype: torch.dtype) -> torch.dtype | None:
 
 @functools.cache
 def program(dtype: torch.dtype, sanitize: bool = True) -> Program:
-    """Every row on operands of ``dtype``: kernels ``row_<name>``, ``row_<name>_half`` and ``row_<name>_eager``."""
+    """Every row on operands of ``dtype``: kernels ``row_<name>``, ``row_<name>_half``, ``row_<name>_steady`` and ``row_<name>_eager``."""
     kind, kernels = DTYPES[dtype].kind, []
     for op in OPS.values():
         result = result_dtype(op, dtype)
@@ -100,6 +100,8 @@ def program(dtype: torch.dtype, sanitize: bool = True) -> Program:
         kernels.append(kernel(op.name, op, op.cuda[kind], dtype, result))
         if op.half and dtype == f32:
             kernels.append(kernel(f"{op.name}_half", op, op.half, dtype, result))
+        if op.steady and dtype == f32:
+            kernels.append(kernel(f"{op.name}_steady", op, op.steady, dtype, result))
         if op.eager and kind in op.eager:
             kernels.append(kernel(f"{op.name}_eager", op, op.eager[kind], dtype, result))
     body = "\n\n".join(kernels)
@@ -302,6 +304,43 @@ def pairs(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
 
 EXACT = "add sub mul div rdiv div_trunc div_floor fmod remainder maximum minimum fmax fmin clamp_min clamp_max copysign heaviside".split()
 COMPARISONS = "eq ne lt le gt ge".split()
+
+
+def near_midpoints(count: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Numbers of 24 bits whose quotients lie within 4 / (2 s) of a unit of the middle of two others: N s = k modulo a power of two."""
+    s = np.random.default_rng(6).integers(2**23, 2**24, count) | 1
+    inverse = s.copy()
+    for _ in range(5):  # Newton: twice the right bits each time
+        inverse = inverse * (2 - s * inverse) & (1 << 30) - 1
+    found: list[npt.NDArray[np.int64]] = []
+    for bits in (24, 25):  # quotients of at least 1, and below
+        for k in (-3, -1, 1, 3):
+            middle = (-k * inverse) % (1 << bits)
+            middle = np.where(middle < 2**24, middle + (1 << 24) * (bits == 24), middle)
+            x = (k + middle * s) >> bits
+            right = ((k + middle * s) % (1 << bits) == 0) & (middle >= 2**24) & (middle < 2**25) & (x >= 2**23) & (x < 2**24)
+            found.append(np.stack((x, s))[:, right])
+    return tuple(np.concatenate(found, 1).astype(np.float64))  # type: ignore[return-value]
+
+
+def test_division_by_what_stays_the_same_is_rounded_once_where_that_can_be_told() -> None:
+    rng = np.random.default_rng(7)
+    hard = near_midpoints(20_000)
+    assert len(hard[0]) > 40_000
+    scaled = [np.ldexp(of, rng.integers(low, high, of.shape)) for of, low, high in zip(hard, (-60, -100), (20, 60), strict=True)]
+    anything = rng.integers(0, 2**32, (2, 60_000), np.uint32).view(np.float32)
+    special = [of.numpy() for of in pairs(f32)]
+    with np.errstate(all="ignore"):
+        x, s = (np.concatenate(of).astype(np.float32) for of in zip(hard, scaled, anything, special, strict=True))
+        want, size = x / s, np.abs(x / s)
+    got = compute(OPS["div"], torch.from_numpy(x), torch.from_numpy(s), tier="_steady").numpy()
+    told = (size >= 2**-40) & (size <= 2**60)
+    assert told.sum() > 100_000
+    np.testing.assert_array_equal(got.view(np.int32)[told], want.view(np.int32)[told])
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+    np.testing.assert_array_equal(np.signbit(got[~np.isnan(want)]), np.signbit(want[~np.isnan(want)]))
+    assert np.abs(got[size < 2**-40]).max() <= 2**-40
+    assert np.abs(got[size > 2**60]).min() >= 2**60
 
 
 def fmod(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

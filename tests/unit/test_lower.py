@@ -382,6 +382,34 @@ def test_fp8_is_rounded_by_its_store_or_where_it_is_used() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("function", "steady"),
+    [
+        (lambda x, s: (x / s).to(i8), True),
+        (lambda x, s: (x / s).round().clamp(-128, 127).to(torch.int8), True),
+        (lambda x, s: (x.float() / (s + 1)).clamp(-448, 448).to(torch.float8_e4m3fn), True),
+        (lambda x, s: (x / s).to(f16), True),
+        (lambda x, s: x / s, False),
+        (lambda x, s: (x / s).to(bf16), False),  # has what is below 2^-40
+        (lambda x, s: ((x / s) * 2).to(i8), False),
+        (lambda x, s: ((x / s).clamp(0, 1).to(i8), x / s), False),
+        (lambda x, s: (x.double() / s).to(i8), False),
+    ],
+)
+def test_a_cheaper_division_serves_what_is_narrowed_next(function: Any, steady: bool) -> None:
+    statements = lower(function, f32, f32).statements
+    (found,) = [statement for statement in statements if " / " in statement.text]
+    assert (found.steady, found.steady_in) == ((f"::divide_steady({found.text.replace(' /', ',')})", {"s"}) if steady else ("", set()))
+
+
+def test_the_cheaper_division_is_taken_where_the_divisor_stays_the_same() -> None:
+    quantize = wl.fuse(lambda x, s: (x.float() / s).round().clamp(-128, 127).to(torch.int8), name="quantize")
+    x = torch.empty(64, 256, dtype=bf16, device="meta")
+    for shape, is_steady in (((), True), ((64, 1), True), ((256,), False), ((64, 256), False)):
+        (kernel,) = quantize.plan(x, torch.empty(shape, device="meta"), target="h200").kernels
+        assert ("divide_steady(cast, s)" in kernel.source) is is_steady
+
+
 def test_an_op_without_an_expression_of_the_kind_is_refused() -> None:
     whole = Op("whole", ("input",), torch.neg, {"signed": "-{input}"}, ("result",), (0, 0))
     load = Load(0, "x", f32, 1)

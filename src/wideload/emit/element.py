@@ -9,17 +9,22 @@ from collections.abc import Sequence
 
 from wideload.emit.text import unrolled
 from wideload.lower import Program
-from wideload.plan import MAX_INLINED_FUNCTIONS
+from wideload.plan import MAX_INLINED_FUNCTIONS, Variant
 
 __all__ = ["element_call", "element_loop", "emit_element"]
 
 
-def emit_element(program: Program, elements: int) -> str:
+_STEADY = ("row", "uniform", "value")
+"""Accesses of operands that are the same for all elements of a thread, or nearly always."""
+
+
+def emit_element(program: Program, variant: Variant) -> str:
     """``void name_element(operands, positions, runtime scalars, results by reference)``, the user's lines as comments.
 
-    It is inlined for each of a thread's ``elements``, unless that makes too much for the compiler.
+    It is inlined for each of a thread's elements, unless that makes too much for the compiler.
     """
-    qualifier = "FUNCTION" if program.num_functions * elements > MAX_INLINED_FUNCTIONS else "DEVICE"
+    qualifier = "FUNCTION" if program.num_functions * variant.elements > MAX_INLINED_FUNCTIONS else "DEVICE"
+    steady = {parameter.name for parameter, access in zip(program.parameters, variant.loads, strict=True) if access in _STEADY}
     parameters = [f"const {p.type.compute} {p.name}" for p in program.parameters]
     parameters += [f"const {p.ctype} {p.name}" for p in program.positions]
     parameters += [f"const {s.ctype} {s.name}" for s in program.scalars]
@@ -29,7 +34,8 @@ def emit_element(program: Program, elements: int) -> str:
         if statement.at is not None and statement.at.text != last:
             last = statement.at.text
             lines.append(f"    // {_comment(last)}")
-        lines.append(f"    const {statement.ctype} {statement.name} = {statement.text};")
+        text = statement.steady if statement.steady and statement.steady_in <= steady else statement.text
+        lines.append(f"    const {statement.ctype} {statement.name} = {text};")
     lines += [f"    {r.name} = {r.text};" for r in program.results]
     return f"{qualifier} void {program.name}_element({', '.join(parameters)})\n{{\n" + "\n".join(lines) + "\n}"
 

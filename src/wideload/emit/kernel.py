@@ -35,5 +35,5 @@ _FAMILIES = {
 @functools.lru_cache(maxsize=4096)
 def emit_kernel(program: Program, variant: Variant) -> str:
     """The whole source of one kernel, named ``{program.name}_{variant.family}``."""
-    code = f"{emit_element(program, variant.elements)}\n\n{_FAMILIES[variant.family](program, variant)}\n"
+    code = f"{emit_element(program, variant)}\n\n{_FAMILIES[variant.family](program, variant)}\n"
     return f"{select_prelude(code)}\n\n{code}"

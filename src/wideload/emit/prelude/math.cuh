@@ -155,6 +155,17 @@ template <> struct tail<double> { static constexpr double shift = 512, scale = 4
 // The same of 2^x in fp32: 2^-64.
 struct binary_tail { static constexpr float scale = 5.42101086e-20f; };
 
+// x / s for what is limited or rounded to a narrow type next, where many x have the same s: the compiler finds its reciprocal once. Where
+// the quotient is at least 2^-40 and at most 2^60 it is rounded as IEEE has it: one correction of the product by the rounded reciprocal
+// was found to give that for all mantissas of s, with those of x whose quotients lie nearest to half way between two numbers. Scaled by a
+// power of two, an s that is very small or large leaves every bit of the remainder a number.
+DEVICE float divide_steady(float x, float s)
+{
+    const float scale = fabsf(s) < 0x1p-40f ? 0x1p100f : fabsf(s) > 0x1p40f ? 0x1p-64f : 1.0f;
+    const float d = s * scale, r = __frcp_rn(d), y = x * scale, q = y * r;
+    return fabsf(q) >= 0x1p-40f && fabsf(q) <= 0x1p60f ? fmaf(fmaf(-q, d, y), r, q) : q;
+}
+
 // a / d for 1 <= d < 2^64: one Newton step from rcp_approx, without the branches of a division for other divisors.
 DEVICE float over(float a, float d) { const float r = rcp_approx(d); return a * fmaf(r, fmaf(-d, r, 1.0f), r); }
 DEVICE double over(double a, double d) { return a / d; }
@@ -305,9 +316,9 @@ DEVICE float half_tanh(float x)
     return fabsf(x) < 0.0625f ? x * fmaf(x * x, -0.333333333f, 1.0f) : copysignf((1.0f - e) * rcp_approx(1.0f + e), x);
 }
 
-// As gelu, with erfcx(a / sqrt 2) / 2 = t P(t), t = 1 / (1 + 0.309 a); P is the minimax polynomial for a in [0, 15], off by 4.3e-6.
+// With erfcx(a / sqrt 2) / 2 = t P(t), t = 1 / (1 + 0.309 a); P is the minimax polynomial for a in [0, 15], off by 4.3e-6.
 // Its coefficients are times 2^-64, the exponential times 2^64.
-DEVICE float half_gelu(float x)
+DEVICE float half_normal_cdf(float x)
 {
     const float a = fabsf(x), t = rcp_approx(fmaf(0.309f, a, 1.0f));
     constexpr float unit = binary_tail::scale;
@@ -317,8 +328,10 @@ DEVICE float half_gelu(float x)
     p = fmaf(t, p, 0.119682647f * unit);
     p = fmaf(t, p, 0.123489581f * unit);
     const float q = t * p * ex2_approx_ftz(fmaf(a * a, -0.721347520f, 64.0f));
-    return x * (x < 0.0f ? q : 1.0f - q);
+    return x < 0.0f ? q : 1.0f - q;
 }
+
+DEVICE float half_gelu(float x) { return x * half_normal_cdf(x); }
 
 // As gelu_tanh, log2(e) within the coefficients.
 DEVICE float half_gelu_tanh(float x)
