@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from wideload.captures import find_captures, unwrap_callable
 from wideload.compiled import bind_method, call_operator, find_proxy, is_operator_wanted
@@ -166,7 +167,7 @@ class FusedFunction:
 
         Raises a ``WideloadError`` for what cannot be fused or written; nothing has been written then.
         """
-        if torch.compiler.is_dynamo_compiling():
+        if is_dynamo_compiling():
             return call_operator(self, args, kwargs, out)
         last = self._shortcut
         if last is not None and (out is None or isinstance(out, torch.Tensor)):
