@@ -276,7 +276,7 @@ def draw_points(points: Sequence[Point], gpu: str) -> bytes:
     canvas = new_canvas(LIGHT, 2.4 * len(names))
     all_axes = canvas.subplots(len(names), squeeze=False)[:, 0]
     others = sorted({name for point in points for name in point.samples_us if name not in ("wideload", "eager")})
-    handles = {}
+    handles: dict[str, Any] = {}
     for axes, function in zip(all_axes, names, strict=True):
         of_name = [point for point in points if point.function == function]
         for index, rival in enumerate(("eager", *others)):

@@ -28,9 +28,8 @@ from wideload.push import PushedExpr, push_views
 from wideload.replay import NodeLayout
 
 __all__ = [
-    "Launch", "Output", "is_safe_in_place", "kernel_arguments", "launch_here", "new_here", "new_output", "node_dtype", "phase_of",
-    "place_call", "plan_call",
-    "prepare_launches", "run_launches", "run_new", "scalar_argument", "stage_launches", "value_of",
+    "Launch", "Output", "is_safe_in_place", "kernel_arguments", "kernel_texts", "launch_here", "new_here", "new_output", "node_dtype",
+    "phase_of", "place_call", "plan_call", "prepare_launches", "run_launches", "run_new", "scalar_argument", "stage_launches", "value_of",
 ]  # fmt: skip
 
 
@@ -144,10 +143,14 @@ def place_call(
     return pushed, operands, targets
 
 
+def kernel_texts(plans: Sequence[KernelPlan], device: int) -> list[tuple[str, str, str]]:
+    """(source, architecture, name) of each kernel, as the compiler gets it."""
+    return [(emit_kernel(plan.program, plan.variant), device_arch(device), plan.name) for plan in plans]
+
+
 def prepare_launches(plans: Sequence[KernelPlan], device: int, recipe: Callable[[], Recipe | None] = lambda: None) -> tuple[Launch, ...]:
     """Compile and load the kernels, side by side where there are several; ``recipe`` makes the call that they are for."""
-    arch = device_arch(device)
-    cubins = find_cubins([(emit_kernel(plan.program, plan.variant), arch, plan.name) for plan in plans], recipe)
+    cubins = find_cubins(kernel_texts(plans, device), recipe)
     return tuple(
         Launch(LoadedKernel(cubin, plan.grid, plan.variant.threads, overlaps=number > 0 and can_overlap(device)), plan)
         for number, (cubin, plan) in enumerate(zip(cubins, plans, strict=True))

@@ -6,6 +6,7 @@ reference. The only stage that sees all others; each call takes the path drawn i
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import operator
@@ -18,13 +19,16 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import numpy as np
 import torch
 
+from wideload.background import Backlog
 from wideload.captures import find_captures, unwrap_callable
 from wideload.compiled import bind_method, call_operator, find_proxy, is_operator_wanted
-from wideload.errors import CompileError, DeviceError, DtypeError, LayoutError, TraceError
+from wideload.config import config
+from wideload.errors import CompileError, DeviceError, DtypeError, GradError, LayoutError, TraceError
 from wideload.execute import (
     Launch,
     Output,
     is_safe_in_place,
+    kernel_texts,
     launch_here,
     new_here,
     new_output,
@@ -38,6 +42,7 @@ from wideload.execute import (
 from wideload.expr import Numerics, evaluate_host, is_view_of_operand
 from wideload.foreach import Listed, call_lists
 from wideload.gpus import find_target
+from wideload.launch import is_capturing
 from wideload.outputs import check_outputs
 from wideload.plan import KernelPlan
 from wideload.planned import Plan
@@ -128,6 +133,7 @@ class FusedFunction:
         self._traces: dict[Any, Traced] = {}
         self._sized: dict[Any, None] = {}  # signatures of functions that read sizes: their traces hold for one set of shapes
         self._prepared: dict[Any, _Prepared] = {}
+        self._backlog = Backlog()
         self._ops: dict[Any, DifferentiableOp] = {}
         self._listed: dict[Any, Listed] = {}
         self._shardings: dict[Any, Sharding | None] = {}
@@ -305,14 +311,14 @@ class FusedFunction:
                 )
             args, kwargs = (signature, {}) if isinstance(signature, tuple) else ((), {**signature})
             for arch in archs:
-                plans += self._plan_build(arch, args, kwargs, backward)
+                plans += self.plan_build(arch, args, kwargs, backward)
         if not plans or not str(folder):
             missing = "signature" if archs else "target"
             what = f"no {missing}: give at least one of each" if str(folder) else "an empty folder name: name a folder"
             raise CompileError(f"{self.__name__}.build was given {what}. Nothing was built.")
         return build_plans(plans, Path(folder).absolute(), advance)
 
-    def _plan_build(self, arch: str, args: tuple[Any, ...], kwargs: dict[str, Any], backward: bool) -> list[Plan]:
+    def plan_build(self, arch: str, args: tuple[Any, ...], kwargs: dict[str, Any], backward: bool) -> list[Plan]:
         """Of all that a call may run, and its gradients."""
         out, named = kwargs.get("out"), {name: value for name, value in kwargs.items() if name != "out"}
         with torch.no_grad():  # arguments that want gradients may stand beside an out= where none is wanted
@@ -663,6 +669,8 @@ class FusedFunction:
         return self._assemble(call, traced, self._evaluate(call, traced, layouts))
 
     def _call_differentiable(self, call: _Call, key: Any, traced: Traced) -> Any:
+        if self._has_to_wait(call, key, lambda: self._plan_with_gradients(call, key, traced)):
+            return self._call_reference(call, key, traced)
         op, collect = self._operation_of(key, traced), _collector(traced)
         results = op(call.tensors, tuple(call.scalars), call.device, recipe=functools.partial(self._recipe, call, backward=True))
         if collect is not None and call.device.type == "cuda":
@@ -687,6 +695,8 @@ class FusedFunction:
         layout_key = (key, *((tuple(t.shape), t.stride(), phase_of(t)) for t in call.tensors))
         prepared = self._prepared.get(layout_key)
         if prepared is None:
+            if self._has_to_wait(call, key, lambda: self._plan_new(call, traced)[1]):
+                return self._call_reference(call, key, traced)
             prepared = remember(self._prepared, layout_key, self._prepare(call, traced))
         tensors = with_seed(traced.expr, call.tensors, call.device)
         written = iter(run_new(prepared.launches, call.device, tensors, prepared.outputs, tuple(call.scalars)))
@@ -714,12 +724,35 @@ class FusedFunction:
         self._keep_shortcut(call, run)
 
     def _prepare(self, call: _Call, traced: Traced) -> _Prepared:
+        outputs, plans = self._plan_new(call, traced)
+        return _Prepared(outputs, prepare_launches(plans, call.device.index, functools.partial(self._recipe, call)))
+
+    def _plan_new(self, call: _Call, traced: Traced) -> tuple[tuple[Output, ...], tuple[KernelPlan, ...]]:
         """The kernels for new outputs; arguments and their views come back as they are, as from eager."""
         layouts = self._layouts(call, traced)
         fresh = [node for node in traced.expr.outputs if not is_view_of_operand(traced.expr, node)]
         outputs = tuple(new_output(traced.expr, layouts, node) for node in fresh)
-        plans = self._plan(call, traced, layouts, list(outputs), is_in_place=False)
-        return _Prepared(outputs, prepare_launches(plans, call.device.index, functools.partial(self._recipe, call)))
+        return outputs, self._plan(call, traced, layouts, list(outputs), is_in_place=False)
+
+    def _plan_with_gradients(self, call: _Call, key: Any, traced: Traced) -> tuple[KernelPlan, ...]:
+        """Those for new outputs, and for the gradients, where kernels compute these."""
+        _, plans = self._plan_new(call, traced)
+        wanted = tuple(tensor.requires_grad for tensor in call.tensors)
+        with contextlib.suppress(GradError, DtypeError, LayoutError):  # torch's own operators do, or their layouts are not known yet
+            plans += self._operation_of(key, traced).plan_gradient(call.tensors, wanted, call.device)[1]
+        return plans
+
+    def _has_to_wait(self, call: _Call, key: Any, plan: Callable[[], Sequence[KernelPlan]], outs: Sequence[torch.Tensor] = ()) -> bool:
+        """Whether torch's own operators are to compute this call, since its kernels are being compiled; a graph captures kernels alone."""
+        if not config.background_compile or call.device.type != "cuda" or is_capturing(call.device.index):
+            return False
+        tensors = (*call.tensors, *outs)
+        like = (key, len(outs), *[(t.dtype, t.shape, t.stride(), phase_of(t), t.requires_grad) for t in tensors])
+        return self._backlog.has_to_wait(
+            (*like, torch.is_grad_enabled()),
+            lambda: kernel_texts(plan(), call.device.index),
+            functools.partial(self._recipe, call),
+        )
 
     def _call_into(self, call: _Call, out: Any, key: Any, traced: Traced) -> Any:
         self._stage_into(call, out, key, traced)()
@@ -734,6 +767,11 @@ class FusedFunction:
             return self._stage_launch(call, key, traced, layouts, outs, is_in_place, out)
         if call.device.type == "meta":
             return lambda: None
+        return self._stage_reference(call, traced, layouts, outs, is_in_place)
+
+    def _stage_reference(
+        self, call: _Call, traced: Traced, layouts: Sequence[NodeLayout], outs: list[torch.Tensor], is_in_place: bool
+    ) -> Callable[[], None]:
         values = self._evaluate(call, traced, layouts)
         if is_in_place:  # a result may be a view of an argument that a copy overwrites
             values = [value.clone() for value in values]
@@ -748,6 +786,8 @@ class FusedFunction:
         if prepared is None:
             outputs = [_output(node, tensor) for node, tensor in zip(traced.expr.outputs, outs, strict=True)]
             plans = self._plan(call, traced, layouts, outputs, is_in_place)
+            if self._has_to_wait(call, key, lambda: plans, outs):
+                return self._stage_reference(call, traced, layouts, outs, is_in_place)
             recipe = functools.partial(self._recipe, call, out)
             prepared = remember(self._prepared, layout_key, _Prepared((), prepare_launches(plans, call.device.index, recipe)))
         if is_in_place and not is_safe_in_place([launch.plan for launch in prepared.launches], call.tensors, outs):
