@@ -22,10 +22,11 @@ from wideload.launch import LoadedKernel, can_overlap, device_arch
 from wideload.lower import ScalarParameter
 from wideload.manifest import Recipe
 from wideload.overlap import Extent, relation
-from wideload.plan import ACCESS_BYTES, KernelPlan, Operand, Target, plan_kernels
+from wideload.plan import ACCESS_BYTES, KernelPlan, Operand, Target, Tuning, plan_kernels
 from wideload.promotion import infer_dtype
 from wideload.push import PushedExpr, push_views
 from wideload.replay import NodeLayout
+from wideload.tuned import tuning_of
 
 __all__ = [
     "Launch", "Output", "is_safe_in_place", "kernel_arguments", "kernel_texts", "launch_here", "new_here", "new_output", "node_dtype",
@@ -108,8 +109,12 @@ def plan_call(
     numerics: Numerics,
     fast_math: bool,
     is_in_place: bool,
+    tuning: Tuning | None = None,
 ) -> tuple[KernelPlan, ...]:
-    """The kernels for these tensors: views pushed down to the operands, then planned. ``layouts`` are those of every node."""
+    """The kernels for these tensors: views pushed down to the operands, then planned. ``layouts`` are those of every node.
+
+    ``tuning`` is that of ``device`` where left out.
+    """
     pushed, operands, targets = place_call(expr, layouts, tensors, outputs, device)
     return plan_kernels(
         pushed.expr,
@@ -120,6 +125,7 @@ def plan_call(
         is_in_place=is_in_place,
         walks=pushed.walks,
         seed=len(expr.operands),
+        tuning=tuning_of(device) if tuning is None else tuning,
     )
 
 

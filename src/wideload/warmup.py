@@ -19,6 +19,7 @@ from wideload.errors import CompileError, DeviceError, TraceError, WideloadError
 from wideload.fused import FusedFunction
 from wideload.gpus import find_target
 from wideload.structure import map_structure
+from wideload.tuned import trying, tuning_of
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -109,7 +110,8 @@ def warmup(
     if workers is not None and workers < 1:
         raise CompileError(f"workers is {workers}; allowed: 1 and more")
     given = [_checked_call(call) for call in calls]
-    arch = None if target is None else find_target(target).arch
+    if target is not None:
+        find_target(target)
     num_threads = workers or min(os.cpu_count() or 1, MAX_THREADS)
     start = time.perf_counter()
     run = _Run()
@@ -122,7 +124,7 @@ def warmup(
         for number, (function, signature) in enumerate(given):
             name = f"{number}: {function.__name__}"
             try:
-                kernels = _plan(function, signature, arch, backward)
+                kernels = _plan(function, signature, target, backward)
             except Exception as error:  # the function is the user's and may raise anything; the others are still to be compiled
                 run.errors[name] = error
                 continue
@@ -177,11 +179,15 @@ def _find(source: str, kernel: PlannedKernel) -> tuple[Found, float]:
     return "compiled" if cubin.log else "on disk", (time.perf_counter() - start) * 1e3  # ptxas' log is not kept
 
 
-def _plan(function: FusedFunction, signature: Signature, arch: str | None, backward: bool) -> list[PlannedKernel]:
+def _plan(function: FusedFunction, signature: Signature, target: str | None, backward: bool) -> list[PlannedKernel]:
     known: dict[int, torch.Tensor] = {}
     args, kwargs = (signature, {}) if isinstance(signature, tuple) else ((), dict(signature))
     args, kwargs = map_structure(lambda leaf: _without_fakes(leaf, known), (args, kwargs))
-    plans = function.plan_build(arch or _find_arch((args, kwargs)), args, kwargs, backward)
+    with contextlib.ExitStack() as stack:
+        if target is None and not _is_on_gpu((args, kwargs)):
+            target = _current_arch()
+            stack.enter_context(trying(tuning_of(torch.device("cuda"))))
+        plans = function.plan_build(target, args, kwargs, backward)
     return [kernel for plan in plans for kernel in plan.kernels]
 
 
@@ -200,12 +206,16 @@ def _without_fakes(leaf: Any, known: dict[int, torch.Tensor]) -> Any:
     return known[id(leaf)]
 
 
-def _find_arch(arguments: Any) -> str:
-    devices: list[torch.device] = []
-    map_structure(lambda leaf: devices.append(leaf.device) if isinstance(leaf, torch.Tensor) and leaf.is_cuda else None, arguments)
-    if not devices and not torch.cuda.is_available():
+def _is_on_gpu(arguments: Any) -> bool:
+    found: list[bool] = []
+    map_structure(lambda leaf: found.append(isinstance(leaf, torch.Tensor) and leaf.is_cuda), arguments)
+    return any(found)
+
+
+def _current_arch() -> str:
+    if not torch.cuda.is_available():
         raise DeviceError('wl.warmup got tensors of no GPU, and there is none here. Name one: target="h200" or target="sm_90".')
-    return find_target("sm_{}{}".format(*torch.cuda.get_device_capability(devices[0] if devices else None))).arch
+    return find_target("sm_{}{}".format(*torch.cuda.get_device_capability())).arch
 
 
 def _checked_call(call: Any) -> tuple[FusedFunction, Signature]:

@@ -16,6 +16,7 @@ import torch
 import wideload as wl
 from wideload import background, cache, execute, fused, torch_op
 from wideload.nvrtc import Cubin
+from wideload.plan import DEFAULT
 
 GPU = torch.device("cuda", 0)
 OF_KERNEL = 42.0
@@ -66,6 +67,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
     monkeypatch.setattr(fused, "check_outputs", lambda *given: check(*given[:-1], torch.device("cpu")))
     monkeypatch.setattr(fused, "stage_launches", stage)
     monkeypatch.setattr(execute, "device_arch", lambda device: "sm_90")
+    monkeypatch.setattr(execute, "tuning_of", lambda device: DEFAULT)
     empty = torch_op._empty
     monkeypatch.setattr(torch_op, "_empty", lambda output, device: empty(output, torch.device("cpu")))
     for module in (fused, torch_op):
@@ -161,6 +163,7 @@ def test_an_error_is_raised_at_the_next_calls(compiler: Compiler) -> None:
         for _ in range(2):
             with pytest.raises(wl.CompileError, match="NVRTC refused it"):
                 f(X, Y)
+        assert compiler.asked == ["mul_add_dense"]  # once
     with pytest.raises(wl.CompileError, match="NVRTC refused it"):
         f(X, Y)
 
