@@ -56,6 +56,10 @@ class Tuning:
         """The numbers, by their names."""
         return {name: value for name, value in asdict(self).items() if name in ALLOWED}
 
+    def with_choices(self, choices: Mapping[str, int]) -> Tuning:
+        """The same with other numbers for those named. Raises ``DeviceError`` as above, ``TypeError`` for a name that is none."""
+        return Tuning(self.arch, self.source, **{**self.choices, **choices})
+
 
 ALLOWED: Mapping[str, tuple[int, ...]] = MappingProxyType(
     {
