@@ -13,6 +13,7 @@ import runpy
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,6 +21,7 @@ import pytest
 from typer.testing import CliRunner
 
 import wideload as wl
+from benchmarks.summary import find_latest, read_program, render_summary, render_table, summarize
 from tests.opinfo.report import RESULTS, render_report
 from tests.results import bench_result, contender
 from wideload.cli import app
@@ -157,12 +159,28 @@ def render_ladder(ladder: Ladder) -> str:
     return f"{head}:\n\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows) + (f"\n{notes}" if notes else "")
 
 
+def measured(name: str, title: str) -> str:
+    """The table of the newest committed result of a benchmark."""
+    path = find_latest(name)
+    return f"Measured on an H200: `benchmarks/{name}.py` not yet.\n" if path is None else render_table(read_program(path).content, title)
+
+
+def measured_summary() -> str:
+    """Over the newest committed result of each benchmark of kernels."""
+    paths = [find_latest(name) for name in ("dense", "layouts", "operators", "backward", "sizes")]
+    return render_summary(summarize(read_program(path) for path in paths if path is not None))
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "bounds": bounds_table,
     "coverage": coverage,
     "exact ops": exact_ops,
     "layers": layers_table,
+    "measured dense": partial(measured, "dense", "function"),
     "measured ladders": measured_ladders,
+    "measured layouts": partial(measured, "layouts", "operands, bfloat16 unless said"),
+    "measured operators": partial(measured, "operators", "operator, bf16"),
+    "measured summary": measured_summary,
 }
 
 
