@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 
 BROWSERS := chromium chromium-browser google-chrome chrome
 
-.PHONY: help demo test lint browser clean
+.PHONY: help demo test bench lint browser clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -19,6 +19,9 @@ demo: $(STAMP)  ## Fuse a function, show its kernel and check it; needs no GPU
 
 test: lint browser  ## Lint, then run the tests; those that need a GPU run where there is one
 	$(BIN)/pytest -n $(JOBS) --maxprocesses 8
+
+bench: $(STAMP)  ## Run every benchmark on this GPU and sum up; what they write goes to build/benchmarks
+	$(BIN)/python benchmarks/run_all.py --out build/benchmarks
 
 lint: $(STAMP)  ## Check style, types and the import layers
 	$(BIN)/ruff check

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from wideload import nn, ops, optim
 from wideload.callables import explain
+from wideload.config import config
 from wideload.errors import (
     CompileError,
     DeviceError,
@@ -21,6 +22,7 @@ from wideload.fused import FusedFunction, fuse
 from wideload.patch import Patch, patch
 from wideload.raw_kernel import RawKernel, raw
 from wideload.trace import index, linear_index
+from wideload.warmup import warmup
 
 if TYPE_CHECKING:
     from wideload.measure.bench import bench
@@ -50,6 +52,7 @@ __all__ = [
     "bench",
     "compare",
     "compare_results",
+    "config",
     "explain",
     "fuse",
     "index",
@@ -62,6 +65,7 @@ __all__ = [
     "raw",
     "roofline",
     "self_test",
+    "warmup",
 ]
 
 __version__ = "0.1.0"

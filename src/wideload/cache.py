@@ -20,11 +20,14 @@ from wideload.errors import CompileError
 from wideload.manifest import Recipe, describe_missing, find_built
 from wideload.nvrtc import Cubin, compile_cubin, compile_options, has_nvrtc, nvrtc_identity
 
-__all__ = ["StoredCubin", "compile_cubins", "find_cubin", "find_cubins", "num_compilations", "read_stored"]
+__all__ = [
+    "MAX_THREADS", "StoredCubin", "are_at_hand", "compile_cubins", "find_cubin", "find_cubins", "is_in_memory", "num_compilations",
+    "read_stored",
+]  # fmt: skip
 
 _SCHEMA = 1
 """Of an entry on the disk: a cubin, a line feed, and one line of JSON. In another schema, entries of this one are not found."""
-_MAX_THREADS = 8
+MAX_THREADS = 8
 """Compiling at once: NVRTC takes some 100 MB for each, and few functions need more kernels."""
 _TAIL_BYTES = 4096
 """Enough for the JSON of an entry."""
@@ -74,6 +77,26 @@ def find_cubins(kernels: Sequence[tuple[str, str, str]], recipe: Callable[[], Re
     return _side_by_side(lambda key: find_cubin(key[0], arch=key[1], name=key[2], recipe=call), keys)
 
 
+def is_in_memory(source: str, *, arch: str, name: str) -> bool:
+    """Whether this process has the cubin of a kernel."""
+    return (source, arch, name, False) in _cubins
+
+
+def are_at_hand(kernels: Sequence[tuple[str, str, str]]) -> bool:
+    """Whether none of these (source, arch, name) needs a compiler: memory has each of them now, from a build or the disk if need be."""
+    for source, arch, name in kernels:
+        key = (source, arch, name, False)
+        if key not in _cubins:
+            try:
+                cubin = find_built(source, arch=arch, name=name) or _read(key)
+            except CompileError:  # for who compiles to raise
+                return False
+            if cubin is None:
+                return False
+            _cubins.setdefault(key, cubin)
+    return True
+
+
 def compile_cubins(kernels: Sequence[tuple[str, str, str]], advance: Callable[[], object] = lambda: None) -> tuple[Cubin, ...]:
     """Return the cubin that the NVRTC installed here makes of each (source, arch, name), from the disk where it has been made before.
 
@@ -93,7 +116,7 @@ def _side_by_side(make: Callable[[_Key], Cubin], keys: Sequence[_Key]) -> tuple[
         return tuple(map(make, keys))
     from concurrent.futures import ThreadPoolExecutor
 
-    with ThreadPoolExecutor(min(len(keys), os.cpu_count() or 1, _MAX_THREADS)) as threads:
+    with ThreadPoolExecutor(min(len(keys), os.cpu_count() or 1, MAX_THREADS)) as threads:
         return tuple(threads.map(make, keys))
 
 

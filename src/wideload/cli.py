@@ -30,8 +30,9 @@ from typer.core import TyperGroup
 import wideload
 from wideload import demo as demos
 from wideload import doctor as doctors
-from wideload import measure, store
+from wideload import measure, store, tuned
 from wideload import report as reports
+from wideload import tune as tunings
 from wideload.analyze import targets as compatibility
 from wideload.analyze.explain import Explanation
 from wideload.build import argument_names
@@ -48,6 +49,7 @@ from wideload.ladder.rungs import find_rungs
 from wideload.launch import device_arch
 from wideload.measure.sweep import Point, Sweep, compare_sweeps, read_sweep
 from wideload.nvrtc import nvrtc_version
+from wideload.plan import BUILT_IN
 from wideload.raw_kernel import RawKernel
 from wideload.spelling import default_operands, evaluate_size, evaluate_sizes, find_function, find_rival, make_arguments, sweep_sizes
 
@@ -181,6 +183,68 @@ def cache_clear(as_json: Annotated[bool, typer.Option("--json", help="Write one 
         _out.print_json(json.dumps({"folder": str(store.cache_folder()), "removed": len(removed), "nbytes": nbytes}))
     else:
         _out.print(f"removed {len(removed)} kernels, {nbytes / 1e6:.1f} MB, from {store.cache_folder()}", markup=False)
+
+
+@app.command()
+def tune(
+    show: Annotated[bool, typer.Option("--show", help="Measure nothing: say what kernels are cut by, and why.")] = False,
+    reset: Annotated[bool, typer.Option("--reset", help="Remove what was measured; the built-in choices hold again.")] = False,
+    device: Annotated[str | None, typer.Option(help="Which GPU: its number, or cuda:N.", metavar="N")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object instead of tables.")] = False,
+) -> None:
+    """Measure how kernels are best cut for this GPU, and keep it: vector bytes and elements a thread, threads a block, tiles.
+
+    Takes some half a minute. What was chosen lies in tuning.json in the cache folder, or in the file that WIDELOAD_TUNING names, and holds
+    for GPUs of this name in processes that start afterwards. Exits with 1 without a GPU, unless --show or --reset is given.
+    """
+    if show and reset:
+        raise typer.BadParameter("--show and --reset are two things: choose one")
+    path = tuned.tuned_path()
+    if show:
+        _show_tuning(path, as_json)
+        return
+    if path is None:
+        raise WideloadError("there is no cache folder to keep a tuning in (WIDELOAD_CACHE=0, or no home). Name a file in WIDELOAD_TUNING.")
+    if reset:
+        removed = tuned.remove_tuned(path)
+        if as_json:
+            _out.print_json(json.dumps({"path": str(path), "removed": removed}))
+        else:
+            _out.print(f"removed {path}" if removed else f"there is no {path}", markup=False, soft_wrap=True)
+        return
+    index = measure.wall.cuda_index(int(device) if device and device.isdigit() else device)
+    with _progress() as progress:
+        bar = progress.add_task("tuning")
+        found = tunings.tune(
+            torch.cuda.get_device_name(index),
+            device_arch(index),
+            torch.device("cuda", index),
+            advance=lambda done, total: progress.update(bar, completed=done, total=total),
+        )
+    tuned.write_tuned(found.record, path)
+    if as_json:
+        _out.print_json(json.dumps({**found.to_dict(), "path": str(path)}))
+        return
+    heading, *rows = found.rows
+    table = _table(heading, 1)
+    for row in rows:
+        table.add_row(*row)
+    _print(f"{found.gpu}, {found.arch}", table)
+    _out.print(f"\nchosen: {tunings.spell_choices(found.choices)}", markup=False, soft_wrap=True)
+    _out.print(f"kept in {path}", markup=False, soft_wrap=True)
+
+
+def _show_tuning(path: Path | None, as_json: bool) -> None:
+    kept = tuned.read_tuned(path)
+    if as_json:
+        built_in = {arch: {"source": of.source, "choices": of.choices} for arch, of in BUILT_IN.items()}
+        _out.print_json(json.dumps({"path": path and str(path), "kept": [asdict(gpu) for gpu in kept], "built_in": built_in}))
+        return
+    _out.print(f"{path or 'no file'}: {len(kept)} GPUs tuned", style="bold", markup=False, soft_wrap=True)
+    records = [*((f"{gpu.gpu}, {gpu.arch}", gpu.tuning) for gpu in kept), *((f"{arch}, built in", of) for arch, of in BUILT_IN.items())]
+    for name, tuning in records:
+        _out.print(f"{name}: {tunings.spell_choices(tuning.choices)}", markup=False, soft_wrap=True)
+        _out.print(f"  {tuning.source}", style="dim", markup=False, soft_wrap=True)
 
 
 # ---- measuring

@@ -21,14 +21,16 @@ from wideload.launch import LoadedKernel, can_overlap, device_arch
 from wideload.lower import ScalarParameter
 from wideload.manifest import Recipe
 from wideload.overlap import Extent, relation
-from wideload.plan import ACCESS_BYTES, KernelPlan, Operand, Target, plan_kernels
+from wideload.plan import ACCESS_BYTES, KernelPlan, Operand, Target, Tuning, plan_kernels
 from wideload.promotion import infer_dtype
 from wideload.push import PushedExpr, push_views
 from wideload.replay import NodeLayout
+from wideload.tuned import tuning_of
 
 __all__ = [
-    "Launch", "Output", "empty_here", "is_safe_in_place", "kernel_arguments", "new_output", "node_dtype", "phase_of", "place_call",
-    "plan_call", "prepare_launches", "run_launches", "run_new", "scalar_argument", "scalar_words", "stage_launches", "value_of",
+    "Launch", "Output", "empty_here", "is_safe_in_place", "kernel_arguments", "kernel_texts", "new_output", "node_dtype", "phase_of",
+    "place_call", "plan_call", "prepare_launches", "run_launches", "run_new", "scalar_argument", "scalar_words", "stage_launches",
+    "value_of",
 ]  # fmt: skip
 
 
@@ -106,8 +108,12 @@ def plan_call(
     numerics: Numerics,
     fast_math: bool,
     is_in_place: bool,
+    tuning: Tuning | None = None,
 ) -> tuple[KernelPlan, ...]:
-    """The kernels for these tensors: views pushed down to the operands, then planned. ``layouts`` are those of every node."""
+    """The kernels for these tensors: views pushed down to the operands, then planned. ``layouts`` are those of every node.
+
+    ``tuning`` is that of ``device`` where left out.
+    """
     pushed, operands, targets = place_call(expr, layouts, tensors, outputs, device)
     return plan_kernels(
         pushed.expr,
@@ -118,6 +124,7 @@ def plan_call(
         is_in_place=is_in_place,
         walks=pushed.walks,
         seed=len(expr.operands),
+        tuning=tuning_of(device) if tuning is None else tuning,
     )
 
 
@@ -141,10 +148,14 @@ def place_call(
     return pushed, operands, targets
 
 
+def kernel_texts(plans: Sequence[KernelPlan], device: int) -> list[tuple[str, str, str]]:
+    """(source, architecture, name) of each kernel, as the compiler gets it."""
+    return [(emit_kernel(plan.program, plan.variant), device_arch(device), plan.name) for plan in plans]
+
+
 def prepare_launches(plans: Sequence[KernelPlan], device: int, recipe: Callable[[], Recipe | None] = lambda: None) -> tuple[Launch, ...]:
     """Compile and load the kernels, side by side where there are several; ``recipe`` makes the call that they are for."""
-    arch = device_arch(device)
-    cubins = find_cubins([(emit_kernel(plan.program, plan.variant), arch, plan.name) for plan in plans], recipe)
+    cubins = find_cubins(kernel_texts(plans, device), recipe)
     return tuple(
         Launch(LoadedKernel(cubin, plan.grid, plan.variant.threads, overlaps=number > 0 and can_overlap(device)), plan)
         for number, (cubin, plan) in enumerate(zip(cubins, plans, strict=True))

@@ -6,6 +6,7 @@ reference. The only stage that sees all others; each call takes the path drawn i
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import operator
@@ -19,13 +20,16 @@ import numpy as np
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from wideload.background import Backlog
 from wideload.captures import find_captures, unwrap_callable
 from wideload.compiled import bind_method, call_operator, find_proxy, is_operator_wanted
-from wideload.errors import CompileError, DeviceError, DtypeError, LayoutError, TraceError
+from wideload.config import config
+from wideload.errors import CompileError, DeviceError, DtypeError, GradError, LayoutError, TraceError
 from wideload.execute import (
     Launch,
     Output,
     is_safe_in_place,
+    kernel_texts,
     new_output,
     node_dtype,
     phase_of,
@@ -37,8 +41,9 @@ from wideload.execute import (
 from wideload.expr import Numerics, evaluate_host, is_view_of_operand
 from wideload.foreach import Listed, call_lists
 from wideload.gpus import find_target
+from wideload.launch import is_capturing
 from wideload.outputs import check_outputs
-from wideload.plan import KernelPlan
+from wideload.plan import KernelPlan, Tuning
 from wideload.planned import Plan
 from wideload.reference import evaluate_expr, with_seed
 from wideload.replay import NodeLayout, replay_layout
@@ -49,6 +54,7 @@ from wideload.structure import map_structure, same_structure
 from wideload.torch_library import no_modes, note_function
 from wideload.torch_op import DifferentiableOp, is_looked_into
 from wideload.trace import HostResult, NumberArg, TensorArg, TensorResult, Traced, is_traced, trace_function
+from wideload.tuned import tuning_for, tuning_of
 
 if TYPE_CHECKING:
     from wideload.analyze.explain import Explanation, GpuFigures
@@ -127,6 +133,7 @@ class FusedFunction:
         self._traces: dict[Any, Traced] = {}
         self._sized: dict[Any, None] = {}  # signatures of functions that read sizes: their traces hold for one set of shapes
         self._prepared: dict[Any, _Prepared] = {}
+        self._backlog = Backlog()
         self._ops: dict[Any, DifferentiableOp] = {}
         self._listed: dict[Any, Listed] = {}
         self._shardings: dict[Any, Sharding | None] = {}
@@ -243,19 +250,13 @@ class FusedFunction:
         ``target`` is a GPU's name (``"h200"``) or an architecture (``"sm_80"``); the arguments' own GPU if left out.
         """
         call = self._bind(args, kwargs)
-        if target is None:
-            self._check_has_target("plan", call)
-        arch = (
-            find_target(target).arch
-            if target is not None
-            else find_target("sm_{}{}".format(*torch.cuda.get_device_capability(call.device))).arch
-        )
-        return self._run(call, functools.partial(self._plan_call, call, arch, out))
+        arch, tuning = self._find_target("plan", call, target)
+        return self._run(call, functools.partial(self._plan_call, call, arch, tuning, out))
 
-    def _plan_call(self, call: _Call, arch: str, out: Any, _: Any, traced: Traced) -> Plan:
+    def _plan_call(self, call: _Call, arch: str, tuning: Tuning, out: Any, _: Any, traced: Traced) -> Plan:
         layouts = self._layouts(call, traced, "cuda")
         outputs, _, is_in_place = self._planned_outputs(call, traced, layouts, out)
-        kernels = self._plan(call, traced, layouts, outputs, is_in_place)
+        kernels = self._plan(call, traced, layouts, outputs, is_in_place, tuning)
         return Plan(self.__name__, arch, traced.expr, kernels, self._recipe(call, out))
 
     def plan_backward(self, *args: Any, target: str | None = None, **kwargs: Any) -> Plan:
@@ -265,16 +266,14 @@ class FusedFunction:
         torch's own operators compute.
         """
         call = self._bind(args, kwargs)
-        if target is None:
-            self._check_has_target("plan_backward", call)
-        arch = find_target(target or "sm_{}{}".format(*torch.cuda.get_device_capability(call.device))).arch
-        return self._run(call, functools.partial(self._plan_gradient, call, arch))
+        arch, tuning = self._find_target("plan_backward", call, target)
+        return self._run(call, functools.partial(self._plan_gradient, call, arch, tuning))
 
-    def _plan_gradient(self, call: _Call, arch: str, _: Any, traced: Traced) -> Plan:
+    def _plan_gradient(self, call: _Call, arch: str, tuning: Tuning, _: Any, traced: Traced) -> Plan:
         wanted = tuple(tensor.requires_grad for tensor in call.tensors)
         if not any(wanted):
             wanted = tuple(tensor.is_floating_point() or tensor.is_complex() for tensor in call.tensors)
-        expr, kernels = self._operation(traced).plan_gradient(call.tensors, wanted, call.device)
+        expr, kernels = self._operation(traced).plan_gradient(call.tensors, wanted, call.device, tuning)
         return Plan(f"{self.__name__}_backward", arch, expr, kernels, self._recipe(call, backward=True))
 
     def build(
@@ -298,7 +297,9 @@ class FusedFunction:
         from wideload.build import build_plans  # here: a process that only runs functions builds none
 
         plans: list[Plan] = []
-        archs = [find_target(name).arch for name in ([targets] if isinstance(targets, str) else targets)]
+        names = [targets] if isinstance(targets, str) else [*targets]
+        for name in names:
+            find_target(name)  # refused before anything is planned
         for signature in signatures:
             if not isinstance(signature, tuple | Mapping):
                 raise TraceError(
@@ -306,34 +307,35 @@ class FusedFunction:
                     "them by name. Give a list of these, also of one."
                 )
             args, kwargs = (signature, {}) if isinstance(signature, tuple) else ((), {**signature})
-            for arch in archs:
-                plans += self._plan_build(arch, args, kwargs, backward)
+            for name in names:
+                plans += self.plan_build(name, args, kwargs, backward)
         if not plans or not str(folder):
-            missing = "signature" if archs else "target"
+            missing = "signature" if names else "target"
             what = f"no {missing}: give at least one of each" if str(folder) else "an empty folder name: name a folder"
             raise CompileError(f"{self.__name__}.build was given {what}. Nothing was built.")
         return build_plans(plans, Path(folder).absolute(), advance)
 
-    def _plan_build(self, arch: str, args: tuple[Any, ...], kwargs: dict[str, Any], backward: bool) -> list[Plan]:
-        """Of all that a call may run, and its gradients."""
+    def plan_build(self, target: str | None, args: tuple[Any, ...], kwargs: dict[str, Any], backward: bool) -> list[Plan]:
+        """Of all that a call may run, and its gradients; ``target`` as in `plan`."""
         out, named = kwargs.get("out"), {name: value for name, value in kwargs.items() if name != "out"}
         with torch.no_grad():  # arguments that want gradients may stand beside an out= where none is wanted
-            plans = [self.plan(*args, out=out, target=arch, **named)]
+            plans = [self.plan(*args, out=out, target=target, **named)]
             if out is not None:
                 call = self._bind(args, named)
-                plans += self._run(call, functools.partial(self._plan_elsewhere, call, arch, out))
-        return [*plans, self.plan_backward(*args, target=arch, **named)] if backward else plans
+                arch, tuning = self._find_target("plan", call, target)
+                plans += self._run(call, functools.partial(self._plan_elsewhere, call, arch, tuning, out))
+        return [*plans, self.plan_backward(*args, target=target, **named)] if backward else plans
 
-    def _plan_elsewhere(self, call: _Call, arch: str, out: Any, key: Any, traced: Traced) -> list[Plan]:
+    def _plan_elsewhere(self, call: _Call, arch: str, tuning: Tuning, out: Any, key: Any, traced: Traced) -> list[Plan]:
         """What fills other memory, to be copied to ``out``, where kernels cannot write in place."""
         outs = self._match_out(traced, out)
         layouts = self._layouts(call, traced, "cuda")
         is_in_place = self._check_outputs(call, traced, layouts, outs)
         outputs = [_output(node, tensor) for node, tensor in zip(traced.expr.outputs, outs, strict=True)]
-        if not is_in_place or is_safe_in_place(self._plan(call, traced, layouts, outputs, is_in_place), call.tensors, outs):
+        if not is_in_place or is_safe_in_place(self._plan(call, traced, layouts, outputs, is_in_place, tuning), call.tensors, outs):
             return []
         fresh = [_output(node, torch.empty_like(tensor)) for node, tensor in zip(traced.expr.outputs, outs, strict=True)]
-        kernels = self._plan(call, traced, layouts, fresh, is_in_place=False)
+        kernels = self._plan(call, traced, layouts, fresh, False, tuning)
         return [Plan(self.__name__, arch, traced.expr, kernels, self._recipe(call, out))]
 
     def _recipe(self, call: _Call, out: Any = None, *, backward: bool = False) -> Recipe:
@@ -384,7 +386,7 @@ class FusedFunction:
         if target is not None:
             if ncu:
                 raise DeviceError(f"{self.__name__}.explain: ncu counts on the GPU that is here, not on {target}. Leave out target.")
-            figures, time_us = GpuFigures(find_target(target)), None
+            figures, time_us, tuning = GpuFigures(find_target(target)), None, tuning_for(find_target(target))
         else:
             self._check_has_target("explain", call)
             from wideload.measure import bench
@@ -392,16 +394,18 @@ class FusedFunction:
 
             figures = read_device(call.device)
             measured = bench(self, *args, out=out, **kwargs).subject.time_us if measure and measured_us is None else None
-            time_us = measured_us if measured is None else measured.median
-        explanation = self._run(call, functools.partial(self._explain_call, call, figures, time_us, out))
+            time_us, tuning = measured_us if measured is None else measured.median, tuning_of(call.device)
+        explanation = self._run(call, functools.partial(self._explain_call, call, figures, tuning, time_us, out))
         return self._run(call, functools.partial(self._with_counters, explanation, call, out)) if ncu else explanation
 
-    def _explain_call(self, call: _Call, figures: GpuFigures, time_us: float | None, out: Any, _: Any, traced: Traced) -> Explanation:
+    def _explain_call(
+        self, call: _Call, figures: GpuFigures, tuning: Tuning, time_us: float | None, out: Any, _: Any, traced: Traced
+    ) -> Explanation:
         from wideload.analyze.explain import Place, explain_call
 
         layouts = self._layouts(call, traced, "cuda")
         outputs, outs, is_in_place = self._planned_outputs(call, traced, layouts, out)
-        plan = Plan(self.__name__, figures.target.arch, traced.expr, self._plan(call, traced, layouts, outputs, is_in_place))
+        plan = Plan(self.__name__, figures.target.arch, traced.expr, self._plan(call, traced, layouts, outputs, is_in_place, tuning))
         places = [Place(*_address(tensor), on_host=tensor.device != call.device) for tensor in call.tensors]
         fresh = [Place(("result", position), 0) for position in range(len(outputs))]
         return explain_call(
@@ -425,6 +429,14 @@ class FusedFunction:
         written = [_empty(output.layout, output.dtype, torch.device("meta")) for output in outputs] if outs is None else outs
         launches = [kernel.relaunch(tensors, written, tuple(call.scalars)) for kernel in plan.kernels]
         return add_counters(explanation, launches) if launches else explanation
+
+    def _find_target(self, method: str, call: _Call, target: str | None) -> tuple[str, Tuning]:
+        """The architecture to plan for, and how kernels are cut for it: for the GPU that is named, else for the arguments' own."""
+        if target is not None:
+            found = find_target(target)
+            return found.arch, tuning_for(found)
+        self._check_has_target(method, call)
+        return find_target("sm_{}{}".format(*torch.cuda.get_device_capability(call.device))).arch, tuning_of(call.device)
 
     def _check_has_target(self, method: str, call: _Call) -> None:
         if call.device.type != "cuda":
@@ -591,7 +603,13 @@ class FusedFunction:
         return replay_layout(traced.expr, [NodeLayout(tuple(t.shape), t.stride()) for t in call.tensors], device_type or call.device.type)
 
     def _plan(
-        self, call: _Call, traced: Traced, layouts: Sequence[NodeLayout], outputs: list[Output], is_in_place: bool
+        self,
+        call: _Call,
+        traced: Traced,
+        layouts: Sequence[NodeLayout],
+        outputs: list[Output],
+        is_in_place: bool,
+        tuning: Tuning | None = None,
     ) -> tuple[KernelPlan, ...]:
         return plan_call(
             traced.expr,
@@ -602,6 +620,7 @@ class FusedFunction:
             numerics=self._options.numerics,
             fast_math=self._options.fast_math,
             is_in_place=is_in_place,
+            tuning=tuning,
         )
 
     def _check_outputs(self, call: _Call, traced: Traced, layouts: Sequence[NodeLayout], outs: list[torch.Tensor]) -> bool:
@@ -660,6 +679,8 @@ class FusedFunction:
         return self._assemble(call, traced, self._evaluate(call, traced, layouts))
 
     def _call_differentiable(self, call: _Call, key: Any, traced: Traced) -> Any:
+        if self._has_to_wait(call, key, lambda: self._plan_with_gradients(call, key, traced)):
+            return self._call_reference(call, key, traced)
         op, returned = self._operation_of(key, traced), _returned(traced)
         results = op(call.tensors, tuple(call.scalars), call.device, recipe=functools.partial(self._recipe, call, backward=True))
         if returned is not None and call.device.type == "cuda":
@@ -683,6 +704,8 @@ class FusedFunction:
         layout_key = (key, *((tuple(t.shape), t.stride(), phase_of(t)) for t in call.tensors))
         prepared = self._prepared.get(layout_key)
         if prepared is None:
+            if self._has_to_wait(call, key, lambda: self._plan_new(call, traced)[1]):
+                return self._call_reference(call, key, traced)
             prepared = remember(self._prepared, layout_key, self._prepare(call, traced))
         tensors = with_seed(traced.expr, call.tensors, call.device)
         written = iter(run_new(prepared.launches, call.device, tensors, prepared.outputs, tuple(call.scalars)))
@@ -701,12 +724,35 @@ class FusedFunction:
         self._keep_shortcut(call, steps_of_new(*of_new, draws=traced.expr.has_draws))
 
     def _prepare(self, call: _Call, traced: Traced) -> _Prepared:
+        outputs, plans = self._plan_new(call, traced)
+        return _Prepared(outputs, prepare_launches(plans, call.device.index, functools.partial(self._recipe, call)))
+
+    def _plan_new(self, call: _Call, traced: Traced) -> tuple[tuple[Output, ...], tuple[KernelPlan, ...]]:
         """The kernels for new outputs; arguments and their views come back as they are, as from eager."""
         layouts = self._layouts(call, traced)
         fresh = [node for node in traced.expr.outputs if not is_view_of_operand(traced.expr, node)]
         outputs = tuple(new_output(traced.expr, layouts, node) for node in fresh)
-        plans = self._plan(call, traced, layouts, list(outputs), is_in_place=False)
-        return _Prepared(outputs, prepare_launches(plans, call.device.index, functools.partial(self._recipe, call)))
+        return outputs, self._plan(call, traced, layouts, list(outputs), is_in_place=False)
+
+    def _plan_with_gradients(self, call: _Call, key: Any, traced: Traced) -> tuple[KernelPlan, ...]:
+        """Those for new outputs, and for the gradients, where kernels compute these."""
+        _, plans = self._plan_new(call, traced)
+        wanted = tuple(tensor.requires_grad for tensor in call.tensors)
+        with contextlib.suppress(GradError, DtypeError, LayoutError):  # torch's own operators do, or their layouts are not known yet
+            plans += self._operation_of(key, traced).plan_gradient(call.tensors, wanted, call.device)[1]
+        return plans
+
+    def _has_to_wait(self, call: _Call, key: Any, plan: Callable[[], Sequence[KernelPlan]], outs: Sequence[torch.Tensor] = ()) -> bool:
+        """Whether torch's own operators are to compute this call, since its kernels are being compiled; a graph captures kernels alone."""
+        if not config.background_compile or call.device.type != "cuda" or is_capturing(call.device.index):
+            return False
+        tensors = (*call.tensors, *outs)
+        like = (key, len(outs), *[(t.dtype, t.shape, t.stride(), phase_of(t), t.requires_grad) for t in tensors])
+        return self._backlog.has_to_wait(
+            (*like, torch.is_grad_enabled()),
+            lambda: kernel_texts(plan(), call.device.index),
+            functools.partial(self._recipe, call),
+        )
 
     def _call_into(self, call: _Call, out: Any, key: Any, traced: Traced) -> Any:
         self._stage_into(call, out, key, traced)()
@@ -721,6 +767,11 @@ class FusedFunction:
             return self._stage_launch(call, key, traced, layouts, outs, is_in_place, out)
         if call.device.type == "meta":
             return lambda: None
+        return self._stage_reference(call, traced, layouts, outs, is_in_place)
+
+    def _stage_reference(
+        self, call: _Call, traced: Traced, layouts: Sequence[NodeLayout], outs: list[torch.Tensor], is_in_place: bool
+    ) -> Callable[[], None]:
         values = self._evaluate(call, traced, layouts)
         if is_in_place:  # a result may be a view of an argument that a copy overwrites
             values = [value.clone() for value in values]
@@ -735,6 +786,8 @@ class FusedFunction:
         if prepared is None:
             outputs = [_output(node, tensor) for node, tensor in zip(traced.expr.outputs, outs, strict=True)]
             plans = self._plan(call, traced, layouts, outputs, is_in_place)
+            if self._has_to_wait(call, key, lambda: plans, outs):
+                return self._stage_reference(call, traced, layouts, outs, is_in_place)
             recipe = functools.partial(self._recipe, call, out)
             prepared = remember(self._prepared, layout_key, _Prepared((), prepare_launches(plans, call.device.index, recipe)))
         if is_in_place and not is_safe_in_place([launch.plan for launch in prepared.launches], call.tensors, outs):

@@ -20,7 +20,7 @@ from wideload.expr import Expr, Load, Numerics, is_view_of_operand
 from wideload.grad import Gradient, InputGradient, Term, connected_nodes, derive_gradient, missing_rules
 from wideload.layout import Strides, like_strides
 from wideload.manifest import Recipe
-from wideload.plan import KernelPlan
+from wideload.plan import KernelPlan, Tuning
 from wideload.random import draw_seed
 from wideload.reference import evaluate_expr
 from wideload.replay import NodeLayout, replay_layout
@@ -327,14 +327,31 @@ class DifferentiableOp:
         )
 
     def _plans(
-        self, layouts: Sequence[NodeLayout], tensors: Sequence[torch.Tensor], outputs: Sequence[Output], device: torch.device
+        self,
+        layouts: Sequence[NodeLayout],
+        tensors: Sequence[torch.Tensor],
+        outputs: Sequence[Output],
+        device: torch.device,
+        tuning: Tuning | None = None,
     ) -> tuple[KernelPlan, ...]:
-        return plan_call(self.expr, layouts, tensors, outputs, device, numerics=self.numerics, fast_math=self._fast_math, is_in_place=False)
+        return plan_call(
+            self.expr,
+            layouts,
+            tensors,
+            outputs,
+            device,
+            numerics=self.numerics,
+            fast_math=self._fast_math,
+            is_in_place=False,
+            tuning=tuning,
+        )
 
     def plan_gradient(
-        self, tensors: Sequence[torch.Tensor], wanted: tuple[bool, ...], device: torch.device
+        self, tensors: Sequence[torch.Tensor], wanted: tuple[bool, ...], device: torch.device, tuning: Tuning | None = None
     ) -> tuple[Expr, tuple[KernelPlan, ...]]:
         """The gradients of tensors ``wanted`` and their kernels, where each result's gradient arrives in that result's own layout.
+
+        ``tuning`` is that of ``device`` where left out.
 
         Raises ``GradError`` where torch's own autograd has to record the expression.
         """
@@ -343,7 +360,7 @@ class DifferentiableOp:
         arriving = [new_output(self.expr, layouts, self.expr.outputs[position]) for position in gradient.incoming]
         operands = [*(tensors[at] for at in gradient.inputs), *(_empty(output, device) for output in arriving)]
         back = _layouts(op.expr, operands, "cuda")
-        return op.expr, op._plans(back, operands, op._outputs(back), device)
+        return op.expr, op._plans(back, operands, op._outputs(back), device, tuning)
 
     def derive(
         self, layouts: Sequence[NodeLayout], present: tuple[bool, ...], wanted: tuple[bool, ...]

@@ -13,6 +13,7 @@ import runpy
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,6 +21,7 @@ import pytest
 from typer.testing import CliRunner
 
 import wideload as wl
+from benchmarks.summary import find_latest, read_program, render_summary, render_table, summarize
 from tests.opinfo.report import RESULTS, render_report
 from tests.results import bench_result, contender
 from wideload.cli import app
@@ -27,6 +29,7 @@ from wideload.ladder.climb import Claim, Ladder, Measured, Row
 from wideload.measure import EXIT_CODES
 from wideload.measure.labels import LabelCode
 from wideload.ops_table import OPS
+from wideload.plan import BUILT_IN, DEFAULT
 from wideload.spelling import make_arguments
 
 ROOT = Path(__file__).parents[2]
@@ -157,12 +160,41 @@ def render_ladder(ladder: Ladder) -> str:
     return f"{head}:\n\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows) + (f"\n{notes}" if notes else "")
 
 
+def measured(name: str, title: str) -> str:
+    """The table of the newest committed result of a benchmark."""
+    path = find_latest(name)
+    return f"Measured on an H200: `benchmarks/{name}.py` not yet.\n" if path is None else render_table(read_program(path).content, title)
+
+
+def measured_summary() -> str:
+    """Over the newest committed result of each benchmark of kernels."""
+    paths = [find_latest(name) for name in ("dense", "layouts", "operators", "backward", "sizes")]
+    return render_summary(summarize(read_program(path) for path in paths if path is not None))
+
+
+def tunings() -> str:
+    """The built-in choices of each architecture: those that differ from sm_90's, and what they rest on."""
+    rows = ["| architecture | choices | rest on |\n", "|---|---|---|\n"]
+    for arch, tuning in BUILT_IN.items():
+        other = [f"{name} {value}" for name, value in tuning.choices.items() if value != DEFAULT.choices[name]]
+        choices = (
+            ", ".join(f"{name} {value}" for name, value in tuning.choices.items()) if tuning is DEFAULT else ", ".join(other) or "as sm_90"
+        )
+        rows.append(f"| {arch} | {choices} | {tuning.source} |\n")
+    return "".join(rows)
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "bounds": bounds_table,
     "coverage": coverage,
     "exact ops": exact_ops,
     "layers": layers_table,
+    "measured dense": partial(measured, "dense", "function"),
     "measured ladders": measured_ladders,
+    "measured layouts": partial(measured, "layouts", "operands, bfloat16 unless said"),
+    "measured operators": partial(measured, "operators", "operator, bf16"),
+    "measured summary": measured_summary,
+    "tunings": tunings,
 }
 
 
@@ -290,6 +322,15 @@ def test_every_public_name_is_explained() -> None:
 def test_every_label_and_verdict_is_explained() -> None:
     text = (ROOT / "docs/measuring.md").read_text(encoding="utf-8")
     assert unexplained([*get_args(LabelCode), *EXIT_CODES], text) == []
+
+
+def test_every_environment_variable_is_explained() -> None:
+    text = (ROOT / "docs/settings.md").read_text(encoding="utf-8").partition("## Environment variables")[2]
+    listed = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
+    sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
+    read = {name for path in sources for name in re.findall(r'environ\S*?\W"?(WIDELOAD_\w+)', path.read_text(encoding="utf-8"))}
+    assert {"WIDELOAD_CACHE", "WIDELOAD_TUNING"} <= read
+    assert listed == read
 
 
 def test_every_operand_that_is_explained_can_be_spelt() -> None:

@@ -12,7 +12,7 @@ import torch
 import wideload as wl
 from wideload.dtypes import DTYPES
 from wideload.execute import phase_of
-from wideload.plan import ACCESS_BYTES, STRIDED_ELEMENTS, THREADS, KernelPlan, Operand, Strip, Target, plan_kernels
+from wideload.plan import ACCESS_BYTES, DEFAULT, THREADS, KernelPlan, Operand, Strip, Target, plan_kernels
 from wideload.replay import NodeLayout
 from wideload.trace import TensorArg, trace_function
 
@@ -90,7 +90,7 @@ def test_anything_else_is_strided_and_the_operand_is_named(x: torch.Tensor) -> N
     kernel = plan(copy, x)
     assert kernel.variant.family == "strided"
     assert reasons(kernel)["family"][1].startswith("x does not walk memory in one run")
-    assert (kernel.variant.elements, kernel.variant.loads, kernel.variant.stores) == (STRIDED_ELEMENTS, ("strided",), ("strided",))
+    assert (kernel.variant.elements, kernel.variant.loads, kernel.variant.stores) == (DEFAULT.strided_elements, ("strided",), ("strided",))
 
 
 def test_the_family_of_several_operands_is_that_of_the_worst() -> None:

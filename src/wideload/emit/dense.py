@@ -10,7 +10,7 @@ from wideload.emit.element import element_loop
 from wideload.emit.positions import count_positions
 from wideload.emit.signature import emit_definition, emit_uniform
 from wideload.lower import Program
-from wideload.plan import THREADS, Variant
+from wideload.plan import Variant
 
 __all__ = ["emit_dense"]
 
@@ -21,9 +21,9 @@ def emit_dense(program: Program, variant: Variant) -> str:
     runs = [(p, access) for p, access in zip(program.parameters, variant.loads, strict=True) if access == "vector"]
     stores = list(zip(program.results, variant.stores, strict=True))
     body = [
-        f"const long long first = (long long)blockIdx.x * {THREADS * count};",
+        f"const long long first = (long long)blockIdx.x * {variant.threads * count};",
         f"const long long i = first + threadIdx.x * {count};",
-        f"const bool is_full = first + {THREADS * count} <= n;",
+        f"const bool is_full = first + {variant.threads * count} <= n;",
         *emit_uniform(program, variant),
         *(f"vec<{p.type.storage}, {count}> {p.name}_v;" for p, _ in runs),
     ]

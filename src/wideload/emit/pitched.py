@@ -11,7 +11,7 @@ from wideload.emit.signature import emit_definition, emit_uniform
 from wideload.emit.text import INDEX_TYPES, division_sizes, take_apart, unrolled
 from wideload.emit.walk import WalkedLoad, guarded, store_functions, walk_sizes, walked_loads, whole_loads, whole_words
 from wideload.lower import Program
-from wideload.plan import THREADS, Variant
+from wideload.plan import Variant
 
 __all__ = ["emit_pitched"]
 
@@ -34,7 +34,7 @@ def emit_pitched(program: Program, variant: Variant) -> str:
     outer = [f"at{d}" for d in range(1, rank)]
     places, rest = take_apart("i", ["slot", *outer[:-1]], divisors, variant.index_bits)
     body = [
-        f"const {unsigned} i = ({unsigned})blockIdx.x * {THREADS} + threadIdx.x;",
+        f"const {unsigned} i = ({unsigned})blockIdx.x * {variant.threads} + threadIdx.x;",
         f"if (i >= ({unsigned})n) return;",
         *emit_uniform(program, variant),
         *places,

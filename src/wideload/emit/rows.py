@@ -12,7 +12,7 @@ from wideload.emit.signature import emit_definition, emit_uniform
 from wideload.emit.text import INDEX_TYPES, division_sizes, take_apart, unrolled
 from wideload.emit.walk import WalkedLoad, guarded, store_functions, walk_sizes, walked_loads, whole_loads, whole_words
 from wideload.lower import Program
-from wideload.plan import THREADS, Variant
+from wideload.plan import Variant
 
 __all__ = ["emit_rows"]
 
@@ -50,7 +50,7 @@ def emit_rows(program: Program, variant: Variant) -> str:
     begin = "" if variant.is_whole else f" - ({index})pad"
     in_row = f" && {column} + {count} <= ({unsigned})size0" if rank > 1 else ""
     body = [
-        f"const {index} e = (({index})blockIdx.x * {THREADS} + ({index})threadIdx.x) * {count}{begin};",
+        f"const {index} e = (({index})blockIdx.x * {variant.threads} + ({index})threadIdx.x) * {count}{begin};",
         f"if (e >= ({index})n) return;",
         *([] if variant.is_whole else [f"const bool is_full = e >= 0 && e + {count} <= ({index})n;"]),
         *emit_uniform(program, variant),

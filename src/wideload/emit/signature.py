@@ -10,7 +10,17 @@ from collections.abc import Sequence
 from wideload.emit.positions import position_sizes
 from wideload.emit.text import indented
 from wideload.lower import Program
-from wideload.plan import ACCESS_BYTES, MANY_LOADS, MANY_LOADS_BLOCKS, NARROW_RING_BLOCKS, REGISTER_BYTES, RING_BLOCKS, TILE_BLOCKS, Variant
+from wideload.plan import (
+    ACCESS_BYTES,
+    MANY_LOADS,
+    MANY_LOADS_BLOCKS,
+    NARROW_RING_BLOCKS,
+    REGISTER_BYTES,
+    RING_BLOCKS,
+    THREADS,
+    TILE_BLOCKS,
+    Variant,
+)
 
 __all__ = ["emit_definition", "emit_uniform"]
 
@@ -42,7 +52,7 @@ def _head(program: Program, variant: Variant, sizes: Sequence[str]) -> str:
     listed = ",\n    ".join(parameters)
     num_loads = sum({"vector": variant.strip.rows if variant.strip else 1, "row": 1, "repeated": 1}.get(a, 0) for a in variant.loads)
     has_many_loads = variant.is_whole and num_loads >= MANY_LOADS
-    blocks = _tile_blocks(program, variant) if variant.tile else MANY_LOADS_BLOCKS if has_many_loads else None
+    blocks = _tile_blocks(program, variant) if variant.tile else MANY_LOADS_BLOCKS * THREADS // variant.threads if has_many_loads else None
     bounds = f"{variant.threads}, {blocks}" if blocks else variant.threads
     return f'extern "C" __global__ void __launch_bounds__({bounds})\n{program.name}_{variant.family}(\n    {listed})'
 

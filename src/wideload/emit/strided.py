@@ -11,7 +11,7 @@ from wideload.emit.positions import draw_position, position_at, position_type
 from wideload.emit.signature import emit_definition, emit_uniform
 from wideload.emit.text import INDEX_TYPES, division_sizes, take_apart, unrolled
 from wideload.lower import Program
-from wideload.plan import THREADS, Variant
+from wideload.plan import Variant
 
 __all__ = ["emit_strided"]
 
@@ -34,7 +34,7 @@ def emit_strided(program: Program, variant: Variant) -> str:
         return " + ".join(f"{at} * ({index}){name}_stride{d}" for d, at in enumerate(coordinates))
 
     loading = [
-        f"const {index} i = first + k * {THREADS};",
+        f"const {index} i = first + k * {variant.threads};",
         f"if (i >= ({index})n) break;",
         *places,
         *(f"{p.name}_v[k] = {p.name}_data[{offset(p.name)}];" for p, _ in loads),
@@ -46,13 +46,13 @@ def emit_strided(program: Program, variant: Variant) -> str:
     ]
     operands += [draw_position(p, f"{p.name}_v[k]") for p, _ in positions]
     storing = [
-        f"if (first + k * {THREADS} >= ({index})n) break;",
+        f"if (first + k * {variant.threads} >= ({index})n) break;",
         *(f"{r.type.compute} {r.name};" for r in program.results),
         element_call(program, operands, [r.name for r in program.results]),
         *(f"{r.name}_data[{r.name}_at[k]] = narrow_to<{r.type.storage}>::from({r.name});" for r in program.results),
     ]
     body = [
-        f"const {index} first = ({index})blockIdx.x * {THREADS * count} + threadIdx.x;",
+        f"const {index} first = ({index})blockIdx.x * {variant.threads * count} + threadIdx.x;",
         *emit_uniform(program, variant),
         *(f"{p.type.storage} {p.name}_v[{count}];" for p, _ in loads),
         *(f"{position_type(pace)} {p.name}_v[{count}];" for p, pace in positions),

@@ -9,7 +9,7 @@ from wideload.emit.element import element_call
 from wideload.emit.signature import emit_definition, emit_uniform
 from wideload.emit.text import INDEX_TYPES, division_sizes, take_apart, unrolled
 from wideload.lower import Program
-from wideload.plan import THREADS, Variant
+from wideload.plan import Variant
 
 __all__ = ["emit_strips"]
 
@@ -51,7 +51,7 @@ def emit_strips(program: Program, variant: Variant) -> str:
     stores = [f"store_vector({r.name}_data + ({place(r.name)} + column), {r.name}_v);" for r in program.results]
     places, rest = take_apart("i", [f"at{d}" for d in range(rank - 1)], divisors, variant.index_bits)
     body = [
-        f"const {unsigned} i = ({unsigned})blockIdx.x * {THREADS} + threadIdx.x;",
+        f"const {unsigned} i = ({unsigned})blockIdx.x * {variant.threads} + threadIdx.x;",
         f"if (i >= ({unsigned})n) return;",
         *emit_uniform(program, variant),
         *places,

@@ -6,7 +6,7 @@ nothing. Knows no driver and writes no CUDA. `kernel_plan` asks the families' mo
 
 from wideload.plan.choice import Reason
 from wideload.plan.kernel_plan import KernelPlan, Operand, Target, plan_kernels
-from wideload.plan.strided import STRIDED_ELEMENTS
+from wideload.plan.tuning import ALLOWED, BUILT_IN, DEFAULT, Tuning, built_in_tuning
 from wideload.plan.variant import (
     ACCESS_BYTES,
     MANY_LOADS,
@@ -28,13 +28,15 @@ from wideload.plan.variant import (
 
 __all__ = [
     "ACCESS_BYTES",
+    "ALLOWED",
+    "BUILT_IN",
+    "DEFAULT",
     "MANY_LOADS",
     "MANY_LOADS_BLOCKS",
     "MAX_INLINED_FUNCTIONS",
     "NARROW_RING_BLOCKS",
     "REGISTER_BYTES",
     "RING_BLOCKS",
-    "STRIDED_ELEMENTS",
     "THREADS",
     "TILE_BLOCKS",
     "Access",
@@ -47,6 +49,8 @@ __all__ = [
     "Table",
     "Target",
     "Tile",
+    "Tuning",
     "Variant",
+    "built_in_tuning",
     "plan_kernels",
 ]

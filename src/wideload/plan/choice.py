@@ -11,11 +11,11 @@ from typing import Literal
 
 from wideload.dtypes import ScalarType
 from wideload.layout import INT31_MAX, IterSpace, magic_divisor
+from wideload.plan.tuning import Tuning
 from wideload.plan.variant import ACCESS_BYTES, REGISTER_BYTES, THREADS, Access, Family, Strip, Tile
 
 __all__ = [
     "MAX_STEP_BYTES",
-    "NARROWING_ACCESSES",
     "Choice",
     "Reason",
     "Walk",
@@ -27,11 +27,6 @@ __all__ = [
     "edge_reasons",
     "find_steps",
 ]
-
-NARROWING_ACCESSES = 2
-"""Accesses of its widest operand that a thread makes where all results are narrower: its stores are wider then. On an H200, of the
-wall: fp32 to int8 0.991 against 0.934 with one, int64 to bf16 0.991 and 0.935, fp32 to bf16 0.993 and 0.983; four as two. Where a result
-is as wide, two lose: bf16 to fp32 0.768 against 1.003."""
 
 MAX_STEP_BYTES = REGISTER_BYTES
 """From one element to the next of an operand that is read whole and picked from, at most: every register then has one that is wanted. Where
@@ -97,10 +92,11 @@ class Choice:
     order: tuple[int, ...] = ()
 
 
-def choose_elements(walks: Sequence[Walk], num_inputs: int) -> tuple[int, Reason]:
-    """One element count for all operands: the widest uses a whole access, the narrower ones less; two where it is no output."""
+def choose_elements(walks: Sequence[Walk], num_inputs: int, tuning: Tuning) -> tuple[int, Reason]:
+    """One element count for all operands: the widest uses whole accesses, the narrower ones less; more where it is no output."""
     widest = max((walk.type for walk in walks if not walk.is_uniform), key=lambda t: t.itemsize)
-    accesses = NARROWING_ACCESSES if all(walk.type.itemsize < widest.itemsize for walk in walks[num_inputs:]) else 1
+    is_narrowing = all(walk.type.itemsize < widest.itemsize for walk in walks[num_inputs:])
+    accesses = tuning.narrowing_accesses if is_narrowing else tuning.accesses
     elements = accesses * ACCESS_BYTES // widest.itemsize
     why = f"{accesses * ACCESS_BYTES} bytes of the widest operand ({widest.name}), {accesses} access{'es' * (accesses > 1)} a thread"
     return elements, Reason("elements a thread", str(elements), why)

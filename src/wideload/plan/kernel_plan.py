@@ -18,6 +18,7 @@ from wideload.plan.rows import choose_pitched, choose_rows
 from wideload.plan.strided import choose_strided
 from wideload.plan.strips import choose_strips
 from wideload.plan.tile import choose_tile
+from wideload.plan.tuning import DEFAULT, Tuning
 from wideload.plan.variant import Access, Pace, Variant
 from wideload.replay import NodeLayout
 from wideload.views import View
@@ -90,10 +91,12 @@ def plan_kernels(
     is_in_place: bool,
     walks: Sequence[View] = (),
     seed: int | None = None,
+    tuning: Tuning = DEFAULT,
 ) -> tuple[KernelPlan, ...]:
     """One kernel for each shape among the ``targets``; none for those without elements. Nearly always that is one.
 
     ``walks`` are those of the expression's positions, ``seed`` the tensor from which its draws start.
+    ``tuning`` says how kernels are cut for the GPU.
     """
     shapes: dict[tuple[int, ...], list[int]] = {}
     for position, target in enumerate(targets):
@@ -103,7 +106,7 @@ def plan_kernels(
         chosen = [targets[position] for position in positions]
         program = lower_expr(expr, tuple(Store(t.node, t.dtype) for t in chosen), numerics=numerics, fast_math=fast_math)
         if 0 not in shape:
-            plan = _plan_kernel(program, operands, chosen, shape, is_in_place, walks)
+            plan = _plan_kernel(program, operands, chosen, shape, is_in_place, walks, tuning)
             plans.append(replace(plan, seed=seed) if program.has_draws else plan)
     if len(plans) > 1:
         plans = [replace(plan, variant=replace(plan.variant, is_one_of_several=True)) for plan in plans]
@@ -117,6 +120,7 @@ def _plan_kernel(
     shape: tuple[int, ...],
     is_in_place: bool,
     position_walks: Sequence[View],
+    tuning: Tuning,
 ) -> KernelPlan:
     loads = [operands[parameter.operand] for parameter in program.parameters]
     tensors: list[Operand | Target] = [*(load for load in loads if not load.on_host), *targets]
@@ -132,12 +136,12 @@ def _plan_kernel(
         for row, (name, x) in enumerate(zip(names, tensors, strict=True))
     ]
     choice = (
-        choose_dense(walks, num_inputs)
-        or (None if positions else choose_strips(space, walks, num_inputs, program))
-        or choose_rows(space, walks, num_inputs)
-        or choose_pitched(space, walks, num_inputs)
-        or choose_tile(space, walks, num_inputs)
-        or choose_strided(space, walks)
+        choose_dense(walks, num_inputs, tuning)
+        or (None if positions else choose_strips(space, walks, num_inputs, program, tuning))
+        or choose_rows(space, walks, num_inputs, tuning)
+        or choose_pitched(space, walks, num_inputs, tuning)
+        or choose_tile(space, walks, num_inputs, tuning)
+        or choose_strided(space, walks, tuning)
     )
     accesses, steps = iter(choice.accesses), iter(choice.steps)
     paces, position_sizes = [], []

@@ -18,19 +18,20 @@ from wideload.plan.choice import (
     edge_reasons,
     find_steps,
 )
-from wideload.plan.variant import THREADS, Access
+from wideload.plan.tuning import Tuning
+from wideload.plan.variant import Access
 
 __all__ = ["choose_pitched", "choose_rows"]
 
 
-def choose_rows(space: IterSpace, walks: Sequence[Walk], num_inputs: int) -> Choice | None:
+def choose_rows(space: IterSpace, walks: Sequence[Walk], num_inputs: int, tuning: Tuning) -> Choice | None:
     """The outputs in one run, and every input a run along each row or one element of it."""
     sizes = [dim.size for dim in space.dims] or [1]
     packed = tuple(math.prod(sizes[:d]) for d in range(len(space.dims)))
     inputs, outputs = walks[:num_inputs], walks[num_inputs:]
     if any(walk.strides != packed for walk in outputs):
         return None
-    elements, why = choose_elements(walks, num_inputs)
+    elements, why = choose_elements(walks, num_inputs, tuning)
     if len(sizes) > 1 and sizes[0] < elements:
         return None  # a thread's elements would lie in several rows as a rule
     # The first output sets the beat: its first aligned access is preceded by `pad` elements that are none of its own.
@@ -40,7 +41,7 @@ def choose_rows(space: IterSpace, walks: Sequence[Walk], num_inputs: int) -> Cho
     if loads is None:
         return None
     stores: tuple[Access, ...] = tuple("vector" if walk.phase(elements) == pad else "elements" for walk in outputs)
-    bits, width = choose_index_bits(space, walks, space.num_elements + pad + THREADS * elements)
+    bits, width = choose_index_bits(space, walks, space.num_elements + pad + tuning.threads * elements)
     runtime = (space.num_elements, pad, *division_numbers(space, bits), *_row_sizes(space, inputs, loads))
     rows = "one run" if len(sizes) == 1 else f"rows of {sizes[0]} elements"
     is_whole = are_rows_whole(sizes[0], elements, beat, (*loads, *stores))
@@ -58,17 +59,18 @@ def choose_rows(space: IterSpace, walks: Sequence[Walk], num_inputs: int) -> Cho
         space.num_elements + pad,
         runtime,
         reasons,
+        tuning.threads,
         is_whole=is_whole,
         steps=find_steps(inputs, loads, elements),
     )
 
 
-def choose_pitched(space: IterSpace, walks: Sequence[Walk], num_inputs: int) -> Choice | None:
+def choose_pitched(space: IterSpace, walks: Sequence[Walk], num_inputs: int, tuning: Tuning) -> Choice | None:
     """As ``rows``, for outputs with gaps between their rows."""
     if len(space.dims) < 2 or any(walk.strides[0] != 1 for walk in walks[num_inputs:]):
         return None
     inputs, outputs = walks[:num_inputs], walks[num_inputs:]
-    elements, why = choose_elements(walks, num_inputs)
+    elements, why = choose_elements(walks, num_inputs, tuning)
     row = space.dims[0].size
     if row < elements:
         return None
@@ -80,7 +82,7 @@ def choose_pitched(space: IterSpace, walks: Sequence[Walk], num_inputs: int) -> 
     same_phase = not any(stride % elements for stride in outputs[0].strides[1:])
     slots = -(-(row + (beat[0] if same_phase else elements - 1)) // elements)
     num_slots = space.num_elements // row * slots
-    bits, width = choose_index_bits(space, walks, num_slots * elements + THREADS * elements)
+    bits, width = choose_index_bits(space, walks, num_slots * elements + tuning.threads * elements)
     slotted = IterSpace((Dim(slots, space.dims[0].strides), *space.dims[1:]), num_slots)
     outer = [stride for walk in outputs for stride in walk.strides[1:]]
     runtime = (num_slots, row, beat[0], *division_numbers(slotted, bits), *_row_sizes(space, inputs, loads), *outer)
@@ -99,6 +101,7 @@ def choose_pitched(space: IterSpace, walks: Sequence[Walk], num_inputs: int) -> 
         num_slots * elements,  # the grid is counted in accesses
         runtime,
         reasons,
+        tuning.threads,
         is_whole=is_whole,
         steps=find_steps(inputs, loads, elements),
     )

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from wideload.layout import Dim, IterSpace
 from wideload.lower import Program
 from wideload.plan.choice import Choice, Reason, Walk, are_rows_whole, choose_accesses, choose_elements, choose_index_bits, division_numbers
-from wideload.plan.variant import MAX_INLINED_FUNCTIONS, THREADS, Access, Strip
+from wideload.plan.tuning import Tuning
+from wideload.plan.variant import MAX_INLINED_FUNCTIONS, Access, Strip
 
 __all__ = ["LEAST_STRIPS", "STRIP_ROWS", "choose_strips"]
 
@@ -24,12 +25,12 @@ a row and GELU (tanh) 0.995 and 1.000, a row alone 0.991 and 0.998, RoPE 0.844 a
 what repeats, and for arithmetic that approximates a function: there they cost half a percent at most."""
 
 
-def choose_strips(space: IterSpace, walks: Sequence[Walk], num_inputs: int, program: Program) -> Choice | None:
+def choose_strips(space: IterSpace, walks: Sequence[Walk], num_inputs: int, program: Program, tuning: Tuning) -> Choice | None:
     """Rows of whole accesses, along an outer dim of which an input repeats."""
     inputs, outputs = walks[:num_inputs], walks[num_inputs:]
     if not program.has_functions or len(space.dims) < 2 or any(walk.strides[0] != 1 for walk in outputs):
         return None
-    elements, why = choose_elements(walks, num_inputs)
+    elements, why = choose_elements(walks, num_inputs, tuning)
     row, beat = space.dims[0].size, outputs[0].beat(elements)
     loads = choose_accesses(inputs, beat, elements)
     if loads is None or not are_rows_whole(row, elements, beat, loads) or any(walk.beat(elements) != beat for walk in outputs):
@@ -44,7 +45,7 @@ def choose_strips(space: IterSpace, walks: Sequence[Walk], num_inputs: int, prog
     repeated = ", ".join(walk.name for walk, access in zip(inputs, strip_loads, strict=True) if access == "repeated")
     sizes = [row // elements, *(dim.size // strip.rows if d == strip.dim else dim.size for d, dim in enumerate(space.dims) if d)]
     num_strips = math.prod(sizes)
-    bits, width = choose_index_bits(space, walks, num_strips + THREADS)
+    bits, width = choose_index_bits(space, walks, num_strips + tuning.threads)
     slotted = IterSpace(tuple(Dim(size, ()) for size in sizes), num_strips)
     strides = [s for walk, access in zip(inputs, loads, strict=True) if access != "uniform" for s in walk.strides[1:]]
     strides += [s for walk in outputs for s in walk.strides[1:]]
@@ -57,7 +58,8 @@ def choose_strips(space: IterSpace, walks: Sequence[Walk], num_inputs: int, prog
     elements *= strip.rows
     runtime = (num_strips, *division_numbers(slotted, bits), *strides)
     strip_loads += ["vector" for _ in outputs]
-    return Choice("strips", tuple(strip_loads), elements, bits, num_strips * elements, runtime, reasons, is_whole=True, strip=strip)
+    covered = num_strips * elements
+    return Choice("strips", tuple(strip_loads), elements, bits, covered, runtime, reasons, tuning.threads, is_whole=True, strip=strip)
 
 
 def _find_strip(space: IterSpace, runs: Sequence[Walk], elements: int, num_functions: int) -> Strip | None:

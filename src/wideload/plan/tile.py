@@ -9,21 +9,13 @@ from dataclasses import replace
 from wideload.gpus import SECTOR_BYTES
 from wideload.layout import Dim, IterSpace
 from wideload.plan.choice import Choice, Reason, Walk, are_rows_whole, choose_index_bits, division_numbers, edge_reasons
+from wideload.plan.tuning import Tuning
 from wideload.plan.variant import ACCESS_BYTES, Access, Tile
 
-__all__ = ["STATIC_SHARED_BYTES", "TILE_ACROSS", "TILE_BYTES", "TILE_THREADS", "choose_tile"]
-
-TILE_BYTES = 32768
-"""Shared memory of a block of a ``tile`` kernel, at most: 128 x 128 elements of 2 bytes, with which a transposed copy of bf16 measured
-4.00 TB/s on an H200 (64 x 64: 3.70, 128 x 64: 3.84). Two blocks fit on an SM of every architecture (sm_75 has 64 KiB), four on sm_90,
-where threads are the limit. A halo adds up to an eighth."""
+__all__ = ["STATIC_SHARED_BYTES", "TILE_ACROSS", "choose_tile"]
 
 STATIC_SHARED_BYTES = 48 * 1024
 """Shared memory that a block may have without asking for more (CUDA C++ Programming Guide, compute capabilities)."""
-
-TILE_THREADS = 512
-"""Threads of such a block, at most: four 16-byte loads each (512 to 1024 threads measured equal on an H200; two blocks of 1024 would
-leave 32 registers a thread)."""
 
 _WARP_THREADS = 32
 
@@ -31,7 +23,7 @@ TILE_ACROSS = 8
 """Accesses along an output's line that a warp of a ``tile`` kernel stores together: 128 bytes of each of four lines."""
 
 
-def choose_tile(space: IterSpace, walks: Sequence[Walk], num_inputs: int) -> Choice | None:
+def choose_tile(space: IterSpace, walks: Sequence[Walk], num_inputs: int, tuning: Tuning) -> Choice | None:
     """Some inputs run along another dim than the outputs, through shared memory; the others along the outputs' rows."""
     if len(space.dims) < 2 or any(walk.strides[0] != 1 for walk in walks[num_inputs:]):
         return None
@@ -40,7 +32,8 @@ def choose_tile(space: IterSpace, walks: Sequence[Walk], num_inputs: int) -> Cho
     for across in _turned_dims(walks[:num_inputs]):
         turned = [walk for walk in walks[:num_inputs] if walk.strides[0] > 1 and walk.strides[across] == 1]
         turned_bytes = [walk.type.itemsize for walk in turned]
-        tile = _fit_tile(space.dims[0].size, space.dims[across].size, width, walks[num_inputs].type.itemsize, turned_bytes)
+        out_bytes = walks[num_inputs].type.itemsize
+        tile = _fit_tile(space.dims[0].size, space.dims[across].size, width, out_bytes, turned_bytes, tuning.tile_bytes)
         if tile:
             break
     else:
@@ -52,7 +45,7 @@ def choose_tile(space: IterSpace, walks: Sequence[Walk], num_inputs: int) -> Cho
     beat = outputs[0].beat(width)
     loads = tuple(_tile_access(walk, beat, width) for walk in inputs)
     if "turned_realigned" in loads or any(walk.phase(ACCESS_BYTES // walk.type.itemsize) for walk in turned):
-        tile = _in_rings(tile, min(turned_bytes))
+        tile = _in_rings(tile, min(turned_bytes), tuning.tile_threads)
     stores: tuple[Access, ...] = tuple("vector" if walk.beat(width) == beat else "elements" for walk in outputs)
     is_whole = are_rows_whole(dims[0].size, width, beat, (*loads, *stores))
     is_whole = is_whole and not tile.ring and not any(dims[1].size * walk.type.itemsize % ACCESS_BYTES for walk in turned)
@@ -76,7 +69,7 @@ def choose_tile(space: IterSpace, walks: Sequence[Walk], num_inputs: int) -> Cho
             strides.append(walk.span([dim.size for dim in dims]))
     strides += [stride for walk in outputs for stride in walk.strides[1:]]
     num_accesses = tile.columns * tile.lines // (width * tile.depth)
-    threads = num_accesses // -(-num_accesses // TILE_THREADS)
+    threads = num_accesses // -(-num_accesses // tuning.tile_threads)
     elements = tile.columns * tile.lines // threads
     runtime = (dims[0].size, dims[1].size, beat[0], *division_numbers(grid, 32), *strides)
     num_covered = grid.num_elements * tile.columns * tile.lines
@@ -143,8 +136,8 @@ def _tile_access(walk: Walk, beat: tuple[int, ...], width: int) -> Access:
     return "vector" if walk.beat(width) == beat else "realigned"
 
 
-def _fit_tile(num_columns: int, num_lines: int, width: int, out_bytes: int, turned_bytes: Sequence[int]) -> Tile | None:
-    """The largest tile within ``TILE_BYTES``, its runs in the output and in the turned operands of about the same length.
+def _fit_tile(num_columns: int, num_lines: int, width: int, out_bytes: int, turned_bytes: Sequence[int], tile_bytes: int) -> Tile | None:
+    """The largest tile within ``tile_bytes``, its runs in the output and in the turned operands of about the same length.
 
     Of an output that is wider than the turned operands, twice as many bytes at most: 128 a thread.
     ``None`` where the space is smaller than half the smallest tile: 128 bytes of the output by one access of each turned operand.
@@ -155,7 +148,7 @@ def _fit_tile(num_columns: int, num_lines: int, width: int, out_bytes: int, turn
     fitting = []
     for columns in (1 << k for k in range(least_columns.bit_length() - 1, max(most_columns, least_columns).bit_length())):
         for lines in (1 << k for k in range(least_lines.bit_length() - 1, max(most_lines, least_lines).bit_length())):
-            if columns * lines * max(sum(turned_bytes), out_bytes // 2) <= TILE_BYTES and all(
+            if columns * lines * max(sum(turned_bytes), out_bytes // 2) <= tile_bytes and all(
                 width * lines * size >= 8 * ACCESS_BYTES for size in turned_bytes
             ):
                 run, turned_run = columns * out_bytes, lines * max(turned_bytes)
@@ -166,12 +159,12 @@ def _fit_tile(num_columns: int, num_lines: int, width: int, out_bytes: int, turn
     return Tile(columns, lines, width, depth)
 
 
-def _in_rings(tile: Tile, least_bytes: int) -> Tile:
+def _in_rings(tile: Tile, least_bytes: int, tile_threads: int) -> Tile:
     """The same tile, each column in a ring of so many lines: fewer lines, so that the word that both ends of a column cut fits as well.
 
     A warp computes one access of four lines; as many lines as leave all warps of a block with the same number of accesses.
     """
-    at_once, most_warps = _WARP_THREADS // TILE_ACROSS, TILE_THREADS // _WARP_THREADS
+    at_once, most_warps = _WARP_THREADS // TILE_ACROSS, tile_threads // _WARP_THREADS
     ring, lines = tile.lines, tile.lines - ACCESS_BYTES // least_bytes
     if lines < max(ring // 2, at_once):
         ring, lines = 2 * ring, ring

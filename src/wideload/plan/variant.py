@@ -40,9 +40,10 @@ MANY_LOADS = 4
 """Loads of a thread from which on ptxas, left to itself, keeps registers low by moving loads behind the first stores."""
 
 MANY_LOADS_BLOCKS = 8
-"""Blocks an SM that the registers of such a kernel must leave room for, 64 a thread: RoPE of bf16, of six operands, took 39 registers and
-ran at 3.82 TB/s on an H200, with 6 to 10 blocks asked for at 3.98 to 4.00; a strip of four rows of bias and GELU (erf) 3.98 without and
-4.15. Kernels of fewer loads lose by it: bias and GELU of one row 3.79 to 3.57, GELU 4.07 to 3.74, unaligned int8 4.29 to 3.94."""
+"""Blocks of `THREADS` an SM that the registers of such a kernel must leave room for, 64 a thread: RoPE of bf16, of six operands, took 39
+registers and ran at 3.82 TB/s on an H200, with 6 to 10 blocks asked for at 3.98 to 4.00; a strip of four rows of bias and GELU (erf) 3.98
+without and 4.15. Kernels of fewer loads lose by it: bias and GELU of one row 3.79 to 3.57, GELU 4.07 to 3.74, unaligned int8 4.29 to
+3.94."""
 
 MAX_INLINED_FUNCTIONS = 48
 """Functions of a maths library over all elements of a thread; above, the element function is held once and called. Inlined, 112 fp32

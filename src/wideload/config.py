@@ -1,0 +1,94 @@
+"""Turns what a user sets, for the process or for a ``with`` block, into the settings that a call finds.
+
+Knows names, values and where they hold; never what they change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from wideload.errors import WideloadError
+
+__all__ = ["Config", "Settings", "config"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """``background_compile``: while a call's kernel is being compiled, torch's own operators compute its results."""
+
+    background_compile: bool = False
+
+
+class Config:
+    """``wl.config``: the settings of this process as attributes, and those of a ``with`` block by a call.
+
+    A block's settings hold in the thread, or the asyncio task, that runs it; those of the process in all others.
+
+    >>> config = Config()
+    >>> with config(background_compile=True):
+    ...     print(config)
+    Config(background_compile=True)
+    >>> config.background_compile
+    False
+    """
+
+    __slots__ = ("_of_block", "_of_process")
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        """With the settings of the process."""
+        self._of_process = settings or Settings()
+        self._of_block: ContextVar[Settings | None] = ContextVar("wideload settings", default=None)
+
+    def __call__(self, **settings: bool) -> contextlib.AbstractContextManager[None]:
+        """Set what is named until the block ends. Raises ``WideloadError`` for names and values that are none."""
+        return self._block(_checked(settings))
+
+    @contextlib.contextmanager
+    def _block(self, settings: dict[str, Any]) -> Iterator[None]:
+        token = self._of_block.set(dataclasses.replace(self.settings, **settings))
+        try:
+            yield
+        finally:
+            self._of_block.reset(token)
+
+    @property
+    def settings(self) -> Settings:
+        """All that hold here and now."""
+        return self._of_block.get() or self._of_process
+
+    @property
+    def background_compile(self) -> bool:
+        """Whether torch's own operators compute a call's results until its kernel has been compiled, in a thread of its own."""
+        return self.settings.background_compile
+
+    @background_compile.setter
+    def background_compile(self, value: bool) -> None:
+        """For the process; within a block, for the block."""
+        changed = _checked({"background_compile": value})
+        if self._of_block.get() is None:
+            self._of_process = dataclasses.replace(self._of_process, **changed)
+        else:
+            self._of_block.set(dataclasses.replace(self.settings, **changed))
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{field.name}={getattr(self.settings, field.name)}" for field in dataclasses.fields(Settings))
+        return f"Config({values})"
+
+
+def _checked(settings: dict[str, Any]) -> dict[str, Any]:
+    names = [field.name for field in dataclasses.fields(Settings)]
+    for name, value in settings.items():
+        if name not in names:
+            raise WideloadError(f"wl.config has no setting {name!r}; it has {', '.join(names)}")
+        if not isinstance(value, bool):
+            raise WideloadError(f"wl.config.{name} is {value!r}; allowed: True and False")
+    return settings
+
+
+config = Config(Settings(background_compile=os.environ.get("WIDELOAD_BACKGROUND_COMPILE") == "1"))
