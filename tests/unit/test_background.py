@@ -5,6 +5,7 @@ A GPU is pretended: calls on CPU tensors are sent where those of a GPU go, and a
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Iterator
@@ -57,11 +58,16 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
     def run_new(launches: Any, device: Any, tensors: Any, outputs: Any, scalars: Any) -> list[torch.Tensor]:
         return [torch.full(output.layout.shape, OF_KERNEL, dtype=output.dtype) for output in outputs]
 
+    def run(launches: Any, device: Any, outputs: Any, tensors: Any, scalars: Any) -> list[torch.Tensor]:
+        return run_new(launches, device, tensors, outputs, scalars)
+
     def stage(launches: Any, device: int, tensors: Any, outs: Any, scalars: Any) -> Any:
         return lambda: [out.fill_(OF_KERNEL) for out in outs]
 
     monkeypatch.setattr(fused.FusedFunction, "_check_devices", lambda self, call: setattr(call, "device", GPU))
     monkeypatch.setattr(fused.FusedFunction, "_keep_shortcut", lambda *_: None)
+    monkeypatch.setattr(fused, "steps_of_new", lambda *_, draws: None)
+    monkeypatch.setattr(fused, "steps_into", lambda *_, draws: None)
     monkeypatch.setattr(fused, "is_capturing", lambda device: False)
     check = fused.check_outputs
     monkeypatch.setattr(fused, "check_outputs", lambda *given: check(*given[:-1], torch.device("cpu")))
@@ -72,7 +78,8 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
     monkeypatch.setattr(torch_op, "_empty", lambda output, device: empty(output, torch.device("cpu")))
     for module in (fused, torch_op):
         monkeypatch.setattr(module, "prepare_launches", prepare)
-        monkeypatch.setattr(module, "run_new", run_new)
+    monkeypatch.setattr(fused, "run_new", run_new)
+    monkeypatch.setattr(torch_op, "runner_of", lambda launches, outputs, device, _: functools.partial(run, launches, device, outputs))
     yield compiler
     compiler.finish()
 

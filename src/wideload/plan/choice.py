@@ -57,6 +57,11 @@ class Walk:
         """Whether it is one element for all; the only element of a space is as good as a run."""
         return self.num_elements > 1 and not any(self.strides)
 
+    @property
+    def varies(self) -> bool:
+        """Whether it is another element from one to the next along the fast dim."""
+        return not self.is_uniform and (not self.strides or self.strides[0] != 0)
+
     def phase(self, elements: int) -> int:
         """How many elements its address lies behind an aligned access of ``elements``."""
         return self.phase_bytes % (elements * self.type.itemsize) // self.type.itemsize
@@ -93,8 +98,11 @@ class Choice:
 
 
 def choose_elements(walks: Sequence[Walk], num_inputs: int, tuning: Tuning) -> tuple[int, Reason]:
-    """One element count for all operands: the widest uses whole accesses, the narrower ones less; more where it is no output."""
-    widest = max((walk.type for walk in walks if not walk.is_uniform), key=lambda t: t.itemsize)
+    """One element count for all operands: the widest uses whole accesses, the narrower ones less; more where it is no output.
+
+    Operands of one element a row are none of them.
+    """
+    widest = max((walk.type for walk in walks if walk.varies), key=lambda t: t.itemsize)
     is_narrowing = all(walk.type.itemsize < widest.itemsize for walk in walks[num_inputs:])
     accesses = tuning.narrowing_accesses if is_narrowing else tuning.accesses
     elements = accesses * ACCESS_BYTES // widest.itemsize
