@@ -24,6 +24,7 @@ from wideload.errors import CompileError, DeviceError, DtypeError, LayoutError, 
 from wideload.execute import (
     Launch,
     Output,
+    clear_reduced,
     is_safe_in_place,
     launch_here,
     new_here,
@@ -35,7 +36,7 @@ from wideload.execute import (
     run_new,
     stage_launches,
 )
-from wideload.expr import Numerics, evaluate_host, is_view_of_operand
+from wideload.expr import Numerics, evaluate_host, is_reduced, is_view_of_operand
 from wideload.foreach import Listed, call_lists
 from wideload.gpus import find_target
 from wideload.outputs import check_outputs
@@ -765,6 +766,7 @@ class FusedFunction:
             self._keep_shortcut(call, _launcher_into(traced, prepared.launches, call.device), outs[0])
 
         def run() -> None:
+            clear_reduced(traced.expr, outs)
             launch()
             torch.autograd.graph.increment_version(outs)
 
@@ -868,10 +870,13 @@ _MAX_LISTED = 64
 
 
 def _launcher_into(traced: Traced, launches: Sequence[Launch], device: torch.device) -> Callable[..., torch.Tensor]:
-    draws = traced.expr.has_draws
+    expr, draws = traced.expr, traced.expr.has_draws
+    reduces = any(is_reduced(expr, node) for node in expr.outputs)
 
     def run(tensors: tuple[torch.Tensor, ...], addresses: list[int], scalars: tuple[Any, ...]) -> torch.Tensor:
         written = addresses.pop()
+        if reduces:
+            clear_reduced(expr, tensors[-1:])
         if draws:
             seed = draw_seed(device)
             addresses.append(seed.data_ptr())

@@ -207,7 +207,7 @@ def plan_member(
     ``is_written``: the outputs are the caller's, and may be arguments too; then each element is to be read where it is written.
     """
     pushed, operands, targets = place_call(expr, layouts, tensors, outputs, device)
-    if any(target.layout != outputs[target.output].layout for target in targets):
+    if any(target.reduction or target.layout != outputs[target.output].layout for target in targets):
         return None
     whole = [NodeLayout(tuple(tensor.shape), tensor.stride()) for tensor in tensors]
     if is_written and any(operand.layout != whole[operand.tensor] for operand in operands):

@@ -6,7 +6,7 @@ A thread takes the same columns of several rows, so that what they share is read
 from __future__ import annotations
 
 from wideload.emit.element import element_call
-from wideload.emit.signature import emit_definition, emit_uniform
+from wideload.emit.signature import emit_definition, emit_uniform, inside
 from wideload.emit.text import INDEX_TYPES, division_sizes, take_apart, unrolled
 from wideload.lower import Program
 from wideload.plan import THREADS, Variant
@@ -52,7 +52,6 @@ def emit_strips(program: Program, variant: Variant) -> str:
     places, rest = take_apart("i", [f"at{d}" for d in range(rank - 1)], divisors, variant.index_bits)
     body = [
         f"const {unsigned} i = ({unsigned})blockIdx.x * {THREADS} + threadIdx.x;",
-        f"if (i >= ({unsigned})n) return;",
         *emit_uniform(program, variant),
         *places,
         f"const {unsigned} at{rank - 1} = {rest};",
@@ -63,4 +62,4 @@ def emit_strips(program: Program, variant: Variant) -> str:
         *repeated,
         *unrolled("r", rows, [*each, *stores], ctype="unsigned"),
     ]
-    return emit_definition(program, variant, sizes, body)
+    return emit_definition(program, variant, sizes, [body[0], *inside(program, "i", f"({unsigned})n", body[1:])])
