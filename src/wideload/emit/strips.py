@@ -48,7 +48,10 @@ def emit_strips(program: Program, variant: Variant) -> str:
         *(f"{r.type.compute} {r.name}_v[{count}];" for r in program.results),
         *unrolled("k", count, element_call(program, operands, [f"{r.name}_v[k]" for r in program.results])),
     ]
-    stores = [f"store_vector({r.name}_data + ({place(r.name)} + column), {r.name}_v);" for r in program.results]
+    stores = [
+        f"store_{access}({r.name}_data + ({place(r.name)} + column), {r.name}_v);"
+        for r, access in zip(program.results, variant.stores, strict=True)
+    ]
     places, rest = take_apart("i", [f"at{d}" for d in range(rank - 1)], divisors, variant.index_bits)
     body = [
         f"const {unsigned} i = ({unsigned})blockIdx.x * {THREADS} + threadIdx.x;",

@@ -157,7 +157,7 @@ def _plan_kernel(
     variant = Variant(
         family=choice.family,
         loads=tuple(load_accesses),
-        stores=tuple(accesses),
+        stores=tuple("reduced" if result.is_reduced else access for result, access in zip(program.results, accesses, strict=True)),
         elements=choice.elements,
         rank=max(1, len(space.dims)),
         index_bits=choice.index_bits,
@@ -180,7 +180,9 @@ def _plan_kernel(
     sources = tuple((load.tensor, load.offset_bytes) for load in loads)
     places = tuple((target.output, target.offset_bytes) for target in targets)
     source_layouts = tuple(NodeLayout(shape, strides) for strides in load_strides)
-    target_layouts = tuple(target.layout if target.reduction is None else _ONE_VALUE for target in targets)
+    target_layouts = tuple(
+        target.layout if target.reduction is None else NodeLayout(shape, (0,) * len(shape)) for target in targets
+    )
     return KernelPlan(
         program,
         variant,
@@ -193,9 +195,6 @@ def _plan_kernel(
         (*choice.sizes, *position_sizes),
         tuple(reasons),
     )
-
-
-_ONE_VALUE = NodeLayout((), ())
 
 
 def _walked(targets: Sequence[Target], inputs: Sequence[Operand]) -> list[Target]:

@@ -9,13 +9,11 @@ template <class W> struct largest {
     __device__ __forceinline__ void operator=(W word) { own = word > own ? word : own; }
     template <class I> __device__ __forceinline__ largest& operator+(I) { return *this; }
     template <class I> __device__ __forceinline__ largest& operator[](I) { return *this; }
-    template <int N> friend __device__ __forceinline__ void store_vector(largest& to, const W (&words)[N])
+    template <int N> friend __device__ __forceinline__ void store_reduced(largest& to, const W (&words)[N])
     {
 #pragma unroll
         for (int k = 0; k < N; ++k) to = words[k];
     }
-    template <int N> friend __device__ __forceinline__ void store_whole(largest& to, const W (&words)[N]) { store_vector(to, words); }
-    template <int N> friend __device__ __forceinline__ void store_elements(largest& to, const W (&words)[N]) { store_vector(to, words); }
     template <int N, class I> friend __device__ __forceinline__ void store_some(largest& to, I i, long long n, const W (&words)[N])
     {
 #pragma unroll
