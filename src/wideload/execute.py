@@ -28,8 +28,8 @@ from wideload.push import PushedExpr, push_views
 from wideload.replay import NodeLayout
 
 __all__ = [
-    "Launch", "Output", "clear_reduced", "is_safe_in_place", "kernel_arguments", "launch_here", "new_here", "new_output", "node_dtype", "phase_of",
-    "place_call", "plan_call",
+    "Launch", "Output", "clear_reduced", "is_safe_in_place", "kernel_arguments", "launch_here", "new_here", "new_output", "node_dtype",
+    "phase_of", "place_call", "plan_call",
     "prepare_launches", "run_launches", "run_new", "scalar_argument", "stage_launches", "value_of",
 ]  # fmt: skip
 
@@ -139,11 +139,11 @@ def place_call(
     expr: Expr, layouts: Sequence[NodeLayout], tensors: Sequence[torch.Tensor], outputs: Sequence[Output], device: torch.device
 ) -> tuple[PushedExpr, list[Operand], list[Target]]:
     """The expression without views, and the views of these tensors that it reads and writes."""
-    written = []
+    written: list[tuple[int, int, NodeLayout]] = []
     for position, output in enumerate(outputs):
         node = expr.nodes[output.node]
-        of = (node.operand, layouts[node.operand]) if isinstance(node, Reduced) else (output.node, output.layout)
-        written.append((of[0], position, of[1]))
+        number, layout = (node.operand, layouts[node.operand]) if isinstance(node, Reduced) else (output.node, output.layout)
+        written.append((number, position, layout))
     pushed = push_views(expr, layouts, written)
     operands = []
     for load in pushed.loads:
@@ -187,7 +187,8 @@ def new_here(outputs: Sequence[Output], device: torch.device) -> list[torch.Tens
     if _EMPTY is None:
         return _new(outputs, device)
     return [
-        _zero(output, device) if output.is_reduced else _EMPTY(output.layout.shape, output.layout.strides, output.dtype) for output in outputs
+        _zero(output, device) if output.is_reduced else _EMPTY(output.layout.shape, output.layout.strides, output.dtype)
+        for output in outputs
     ]
 
 
@@ -302,9 +303,9 @@ def is_safe_in_place(plans: Sequence[KernelPlan], tensors: Sequence[torch.Tensor
             _extent(tensors[tensor], offset, layout) for (tensor, offset), layout in zip(plan.sources, plan.source_layouts, strict=True)
         ]
         writes = [_extent(outs[output], offset, layout) for (output, offset), layout in zip(plan.targets, plan.target_layouts, strict=True)]
-        reduced = [result.is_reduced for result in plan.program.results]  # its memory is set to zero before anything is read
-        for write, is_reduced_target in zip(writes, reduced, strict=True):
-            if any(relation(read, write) in (("partial", "exact") if is_reduced_target else ("partial",)) for read in reads):
+        for write, result in zip(writes, plan.program.results, strict=True):
+            refused = ("partial", "exact") if result.is_reduced else ("partial",)  # what is reduced to is set to zero before any is read
+            if any(relation(read, write) in refused for read in reads):
                 return False
     return True
 

@@ -327,13 +327,14 @@ class _Lowering:
         """The word that the reduction takes a node's element for."""
         node = self._expr.nodes[number]
         assert not isinstance(node, Const | Number)
-        text = self._values[number]
-        return reduction.words[scalar_type(node.dtype, "an element").compute].format(x=self._rounded(text, node.dtype) if reduction.rounds else text)
+        value = self._rounded(self._values[number], node.dtype) if reduction.rounds else self._values[number]
+        return reduction.words[scalar_type(node.dtype, "an element").compute].format(x=value)
 
     def _result(self, position: int, store: Store) -> Result:
         name = self._names.take(f"out{position}" if len(self._stores) > 1 else "out")
         if store.reduction is not None:
-            return Result(name, self._word(store.node, store.reduction), scalar_type(_WORDS[store.dtype.itemsize], "a word"), is_reduced=True)
+            word = scalar_type(_WORDS[store.dtype.itemsize], "a word")
+            return Result(name, self._word(store.node, store.reduction), word, is_reduced=True)
         node, target = self._expr.nodes[store.node], scalar_type(store.dtype, "out=")
         if isinstance(node, Const | Number):
             return Result(name, self._converted(store.node, store.dtype), target)

@@ -493,6 +493,9 @@ class _Tensor(torch.Tensor):
 class _ReducedTensor(_Tensor):
     """One value of all elements, which is known when the kernel has ended: it can be returned, and nothing else."""
 
+    def _seen(self, how: str, way_out: str = "") -> NoReturn:
+        _tracer().refuse_reduced(how, self)
+
 
 @dataclass(frozen=True, eq=False)
 class _Recipe:
@@ -642,7 +645,8 @@ class _Tracer:
         name = getattr(func, "__name__", "")
         leaves = _leaves((args, kwargs))
         for leaf in leaves:
-            self._check_elementwise(_spelled(func), leaf)
+            if isinstance(leaf, _ReducedTensor):
+                self.refuse_reduced(_spelled(func), leaf)
         if any(isinstance(leaf, _Coordinates) for leaf in leaves):
             like = tuple(leaf for leaf in leaves if isinstance(leaf, _Tensor) and not isinstance(leaf, _Coordinates))
             if not like or name in _JOINS:
@@ -690,7 +694,8 @@ class _Tracer:
             _refuse(f"{name} takes a tensor that the function computes, not {got}", "Pass the tensor as an argument of the fused function")
         if isinstance(x, _Coordinates):
             _refuse(f"{name} needs the shape of coordinates, which have none before they meet a tensor", _MEET)
-        self._check_elementwise(name, x)
+        if isinstance(x, _ReducedTensor):
+            self.refuse_reduced(name, x)
         at = _user_location()
         try:
             dtype = reduction.result_dtype(self.dtype(x))
@@ -698,14 +703,14 @@ class _Tracer:
             raise DtypeError(f"{error}{f' (at {at})' if at else ''}") from None
         return _ReducedTensor(self._add(Reduced(reduction, x._node, dtype, at=at)), ())
 
-    def _check_elementwise(self, name: str, x: Any) -> None:
-        if isinstance(x, _ReducedTensor):
-            node = self.nodes[x._node]
-            assert isinstance(node, Reduced)
-            _refuse(
-                f"{name} takes the result of wl.{node.reduction.name}, which is known when the kernel has ended",
-                "Return it, and compute with it outside the fused function, or in another one",
-            )
+    def refuse_reduced(self, name: str, x: _ReducedTensor) -> NoReturn:
+        """Of a value of all elements nothing can be computed."""
+        node = self.nodes[x._node]
+        assert isinstance(node, Reduced)
+        _refuse(
+            f"{name} needs the result of wl.{node.reduction.name}, which is known when the kernel has ended",
+            "Return it, and compute with it outside the fused function, or in another one",
+        )
 
     # -- coordinates
 
@@ -886,7 +891,8 @@ class _Tracer:
 
     def view(self, tensor: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         """The views that one call takes of ``tensor``."""
-        self._check_elementwise(name, tensor)
+        if isinstance(tensor, _ReducedTensor):
+            self.refuse_reduced(name, tensor)
         if not isinstance(tensor, _Tensor):
             _refuse(f"{name} takes a view of a tensor that is not an argument", "Pass the tensor as an argument of the fused function")
         try:
@@ -903,7 +909,8 @@ class _Tracer:
 
     def index(self, tensor: _Tensor, index: Any) -> _Tensor:
         """The view that ``tensor[index]`` is."""
-        self._check_elementwise("an index", tensor)
+        if isinstance(tensor, _ReducedTensor):
+            self.refuse_reduced("an index", tensor)
         try:
             return self._viewed(tensor, record_index(index, tensor._shape))
         except LayoutError as error:

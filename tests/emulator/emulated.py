@@ -53,6 +53,7 @@ def run_lists_emulated(f: FusedFunction, *args: Any, out: Any = None, approx: Ap
     plans = call.listed.plans or ()
     for tensor in (tensor for tensors in made for tensor in tensors or ()):
         torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).fill_(_POISON)
+    call.clear(made)
     fresh = [[tensors[k] if tensors else None for tensors in made] for k in range(max(len(tensors or ()) for tensors in made))]
     columns = [*call.columns, *(call.outs or fresh)]
     for plan, table in zip(plans, tables, strict=True):

@@ -169,12 +169,10 @@ class _Eager:
     def reduce(self, node: Reduced, source: _Tensor | None) -> None:
         """One value of all elements, taken to be found in a pass that reads them once: eager's ``x.abs().amax()`` is no faster."""
         if source is not None and source.span is not None:
-            num_elements, path = math.prod(source.layout.shape), "vectorized"
-            grid, nbytes = -(-num_elements // (_THREADS * _UNROLLED_ELEMENTS)), count_bytes([source.span]).nbytes
-            why = "one value of all elements"
-            self.kernels.append(
-                AtenKernel(node.reduction.name, path, why, 1, _UNROLLED_ELEMENTS, _THREADS, grid, 1, nbytes, node.dtype.itemsize)
-            )
+            grid = -(-math.prod(source.layout.shape) // (_THREADS * _UNROLLED_ELEMENTS))
+            size = 1, _UNROLLED_ELEMENTS, _THREADS, grid, 1
+            nbytes = count_bytes([source.span]).nbytes, node.dtype.itemsize
+            self.kernels.append(AtenKernel(node.reduction.name, "vectorized", "one value of all elements", *size, *nbytes))
 
     def _converted(self, tensor: _Tensor, dtype: torch.dtype | None) -> _Tensor:
         """What ``torch.where`` makes of a value of another dtype before it iterates."""

@@ -5,7 +5,7 @@ nothing. Knows no driver and writes no CUDA. `kernel_plan` asks the families' mo
 """
 
 from wideload.plan.choice import Reason
-from wideload.plan.kernel_plan import KernelPlan, Operand, Target, plan_kernels
+from wideload.plan.kernel_plan import KernelPlan, Operand, Target, plan_kernels, walked_targets
 from wideload.plan.strided import STRIDED_ELEMENTS
 from wideload.plan.variant import (
     ACCESS_BYTES,
@@ -49,4 +49,5 @@ __all__ = [
     "Tile",
     "Variant",
     "plan_kernels",
+    "walked_targets",
 ]

@@ -23,7 +23,7 @@ from wideload.reductions import Reduction
 from wideload.replay import NodeLayout
 from wideload.views import View
 
-__all__ = ["KernelPlan", "Operand", "Target", "plan_kernels"]
+__all__ = ["KernelPlan", "Operand", "Target", "plan_kernels", "walked_targets"]
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def _plan_kernel(
 ) -> KernelPlan:
     loads = [operands[parameter.operand] for parameter in program.parameters]
     on_device = [load for load in loads if not load.on_host]
-    tensors: list[Operand | Target] = [*on_device, *_walked(targets, on_device)]
+    tensors: list[Operand | Target] = [*on_device, *walked_targets(targets, on_device)]
     names = [p.name for p, load in zip(program.parameters, loads, strict=True) if not load.on_host] + [r.name for r in program.results]
     num_inputs = len(tensors) - len(targets)
     load_strides = [expand_strides(load.layout.shape, load.layout.strides, shape) for load in loads]
@@ -175,14 +175,12 @@ def _plan_kernel(
         reasons.append(Reason("cache", "coherent loads", "an output is also an input, so the read-only path is not allowed"))
     reasons += _draw_reasons(program, paces)
     if program.reduced:
-        names = ", ".join(target.reduction.name for target in targets if target.reduction is not None)
-        reasons.append(Reason("side results", names, "at most one atomic a block each, none where what is there is as large"))
+        listed = ", ".join(target.reduction.name for target in targets if target.reduction is not None)
+        reasons.append(Reason("side results", listed, "at most one atomic a block each, none where what is there is as large"))
     sources = tuple((load.tensor, load.offset_bytes) for load in loads)
     places = tuple((target.output, target.offset_bytes) for target in targets)
     source_layouts = tuple(NodeLayout(shape, strides) for strides in load_strides)
-    target_layouts = tuple(
-        target.layout if target.reduction is None else NodeLayout(shape, (0,) * len(shape)) for target in targets
-    )
+    target_layouts = tuple(target.layout if target.reduction is None else NodeLayout(shape, (0,) * len(shape)) for target in targets)
     return KernelPlan(
         program,
         variant,
@@ -197,7 +195,7 @@ def _plan_kernel(
     )
 
 
-def _walked(targets: Sequence[Target], inputs: Sequence[Operand]) -> list[Target]:
+def walked_targets(targets: Sequence[Target], inputs: Sequence[Operand]) -> list[Target]:
     """What sets the pace of a kernel: a target that is one value is walked as the first that is stored, and where all are, as if it were.
 
     It is taken for an aligned tensor of the widest input's dtype then, in eager's order of dims.
