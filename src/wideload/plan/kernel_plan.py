@@ -142,7 +142,7 @@ def _plan_kernel(
         or (None if positions else choose_strips(space, walks, num_inputs, program))
         or choose_rows(space, walks, num_inputs)
         or choose_pitched(space, walks, num_inputs)
-        or choose_tile(space, walks, num_inputs)
+        or choose_tile(space, walks, num_inputs, sum(result.type.itemsize for result in program.reduced))
         or choose_strided(space, walks)
     )
     accesses, steps = iter(choice.accesses), iter(choice.steps)
