@@ -251,7 +251,9 @@ def _wanted(f: FusedFunction, outs: Sequence[Any], mesh: Any, layouts: Sequence[
         return None
     for target, node in zip(outs, traced.expr.outputs, strict=True):
         if is_reduced(traced.expr, node):
-            raise LayoutError(f"out= of {f.__name__} holds a DTensor for one value of all elements, of which each part has its own. Leave it out.")
+            raise LayoutError(
+                f"out= of {f.__name__} holds a DTensor for one value of all elements, of which each part has its own. Leave it out."
+            )
         if not isinstance(target, DTensor) or target.device_mesh != mesh or target.placements != outs[0].placements:
             raise LayoutError(f"out= of {f.__name__} must be DTensors on the operands' mesh, all with the same placements.")
         if tuple(target.shape) != layouts[node].shape:
