@@ -373,7 +373,7 @@ def _needed_nodes(expr: Expr, stores: tuple[Store, ...]) -> set[int]:
 def _only_stored(expr: Expr, stores: tuple[Store, ...], needed: set[int]) -> set[int]:
     """Nodes that are stored in their own dtype and used nowhere else: the store rounds them."""
     used = {operand for number in needed for operand in _operands(expr.nodes[number])}
-    converted = {s.node for s in stores if s.reduction is not None or s.dtype != getattr(expr.nodes[s.node], "dtype", None)}
+    converted = {store.node for store in stores if store.dtype != getattr(expr.nodes[store.node], "dtype", None)}
     return {store.node for store in stores} - used - converted
 
 

@@ -12,6 +12,8 @@ import wideload as wl
 from tests.emulator.emulated import run_emulated, run_lists_emulated
 from tests.emulator.emulator import EmulatorError, build, run_on
 from wideload.emit.kernel import emit_kernel
+from wideload.foreach import find_listed
+from wideload.lists import split_lists
 from wideload.plan import strips
 
 bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
@@ -170,6 +172,20 @@ def test_lists_in_one_launch(dtype: torch.dtype) -> None:
     run_lists_emulated(beside, xs, 2.0, out=outs)
     for mine, due in zip(outs, beside.foreach(xs, 2.0), strict=True):
         torch.testing.assert_close(mine, due, rtol=0, atol=0, equal_nan=True)
+
+
+def test_the_only_element_of_an_item_is_no_place_for_its_value_in_a_launch_for_lists() -> None:
+    largest, xs = wl.fuse(lambda x, y: wl.amax(x * y)), [torch.tensor(-3.0), torch.tensor(2.0)]
+    for y, due in ((2.0, (0, 1)), (torch.tensor(2.0), (0, 1))):
+        lists = split_lists("largest", (), (xs, y), {}, [x.view(()) for x in xs])
+        call = find_listed(largest, lists, largest._bind(*lists.at(0)))
+        assert call is not None
+        assert call.listed.others == due
+    long = [draw(8), draw(9)]
+    lists = split_lists("largest", (), (long, torch.tensor(2.0)), {}, [torch.empty(()), torch.empty(())])
+    call = find_listed(largest, lists, largest._bind(*lists.at(0)))
+    assert call is not None
+    assert call.listed.others == ()
 
 
 def test_a_list_of_misaligned_parts_of_zeros_counts_its_own_elements_alone() -> None:

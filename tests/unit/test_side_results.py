@@ -144,6 +144,38 @@ def test_a_value_in_the_place_of_the_only_element() -> None:
     assert x.item() == 6
 
 
+# ---- plans
+
+
+def test_kernels_are_planned_as_without_values() -> None:
+    x, bias = torch.empty(2048, 1024, dtype=bf16, device="meta"), torch.empty(1024, dtype=bf16, device="meta")
+    plain = wl.fuse(lambda x, bias: F.gelu(x + bias), name="f")
+    with_values = wl.fuse(lambda x, bias: (wl.any_nonfinite(x), y := F.gelu(x + bias), wl.amax(y)), name="f")
+    for given in ((x, bias), (x[:, 1:], bias[1:]), (x[:1000, :1000].t(), bias[:1000]), (x[:, ::3], bias[::3])):
+        shape = given[0].shape
+        room = torch.empty(shape[1] + 1, shape[0] + 1, dtype=bf16, device="meta").t()
+        for out in (torch.empty(shape, dtype=bf16, device="meta"), torch.empty(shape[0], shape[1] + 3, device="meta")[:, 3:], room[1:, 1:]):
+            (due,) = plain.plan(*given, out=out, target="sm_90").kernels
+            value = torch.empty((), device="meta")
+            (kernel,) = with_values.plan(*given, out=(value, out, torch.empty((), device="meta")), target="sm_90").kernels
+            assert kernel.plan.variant.stores == ("reduced", *due.plan.variant.stores, "reduced")
+            for name in ("family", "loads", "elements", "rank", "index_bits", "tile", "strip", "is_whole"):
+                assert getattr(kernel.plan.variant, name) == getattr(due.plan.variant, name), name
+            assert kernel.plan.grid == due.plan.grid
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_100"])
+def test_kernels_compile_without_spills_and_with_whole_accesses(arch: str) -> None:
+    x = torch.empty(1 << 16, dtype=bf16, device="meta")
+    plan = wl.fuse(lambda x: (x * 2, wl.amax(x), wl.any_nonfinite(x * 2), wl.amax(x.double()))).plan(x, target=arch)
+    (kernel,) = plan.kernels
+    assert plan.spill_bytes == 0
+    widths = [(access.kind, access.width_bits) for access in kernel.main_accesses]
+    assert widths.count(("load", 128)) == widths.count(("store", 128)) == 1
+    assert plan.ptx.count("atom.global.max.u") == plan.ptx.count("atom.shared.max.u") == 3  # the only writes of a value
+    assert "ATOMG" not in plan.sass  # nothing waits for what was there
+
+
 # ---- memory
 
 
@@ -185,10 +217,12 @@ def test_an_operand_is_no_place_for_a_value_before_it_is_read() -> None:
 def test_values_have_no_gradient_and_leave_that_of_others_alone() -> None:
     x, y = torch.randn(2, 4, 5, dtype=f64)
     x.requires_grad_()
-    z, largest, found = product(x, y)
-    assert z.requires_grad
-    assert not largest.requires_grad
-    assert not found.requires_grad
+    for compute in (product, product.reference):
+        z, largest, found = compute(x, y)
+        assert z.requires_grad
+        assert not largest.requires_grad
+        assert not found.requires_grad
+    z, largest, _ = product(x, y)
     (z * largest).sum().backward()
     assert torch.equal(x.grad, y * largest)
     assert not wl.fuse(lambda x: wl.amax(x))(x).requires_grad
