@@ -36,7 +36,7 @@ def check(x: torch.Tensor, y: torch.Tensor) -> None:
     wide = x.to(f64 if x.dtype == f64 else f32) * y
     for _ in range(2):  # the second call takes the shortcut
         z, largest, found = beside(x, y)
-        assert_same(z, wide.to(z.dtype).as_strided(z.shape, z.stride()) if z.stride() == wide.stride() else x * y)
+        assert_same(z, x * y)
         assert_same(largest, wl.amax(wide))
         assert_same(found, wl.any_nonfinite(x))
         for got, due in zip(alone(x), (wl.amax(x), wl.any_nonfinite(x)), strict=True):

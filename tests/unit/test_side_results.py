@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import wideload as wl
+from tests.unit.test_torch_library import operators
 from wideload.execute import Output, new_output
 from wideload.execute import _new as allocate
 from wideload.fused import _launcher_into
@@ -252,6 +253,15 @@ def test_compiled_calls(how: str) -> None:
         assert [of.requires_grad for of in (z, largest, found)] == [True, False, False]
         z.sum().backward()
         assert torch.equal(x.grad, y)
+
+
+def test_operators_pass_opcheck() -> None:
+    x, y = torch.randn(2, 4, 5)
+    met = operators(lambda: product(x, y))
+    met += operators(lambda: product(x, y, out=(torch.empty(4, 5), torch.empty(()), torch.empty(()))))
+    assert len(met) == 2
+    for operator, args in met:
+        torch.library.opcheck(operator, tuple(args))
 
 
 def test_lists_have_a_value_an_item() -> None:
