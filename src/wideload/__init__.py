@@ -21,7 +21,7 @@ from wideload.errors import (
 from wideload.fused import FusedFunction, fuse
 from wideload.patch import Patch, patch
 from wideload.raw_kernel import RawKernel, raw
-from wideload.trace import index, linear_index
+from wideload.trace import amax, any_nonfinite, index, linear_index
 from wideload.warmup import warmup
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ __all__ = [
     "SelfTest",
     "TraceError",
     "WideloadError",
+    "amax",
+    "any_nonfinite",
     "bench",
     "compare",
     "compare_results",

@@ -16,7 +16,7 @@ import torch
 from wideload.cache import find_cubins
 from wideload.emit.kernel import emit_kernel
 from wideload.errors import TraceError
-from wideload.expr import Const, Expr, Number, Numerics, number_value
+from wideload.expr import Const, Expr, Number, Numerics, Reduced, is_reduced, number_value
 from wideload.launch import LoadedKernel, can_overlap, device_arch
 from wideload.lower import ScalarParameter
 from wideload.manifest import Recipe
@@ -28,9 +28,9 @@ from wideload.replay import NodeLayout
 from wideload.tuned import tuning_of
 
 __all__ = [
-    "Launch", "Output", "empty_here", "is_safe_in_place", "kernel_arguments", "kernel_texts", "new_output", "node_dtype", "phase_of",
-    "place_call", "plan_call", "prepare_launches", "run_launches", "run_new", "scalar_argument", "scalar_words", "stage_launches",
-    "value_of",
+    "Launch", "Output", "clear_reduced", "empty_here", "is_safe_in_place", "kernel_arguments", "kernel_texts", "new_output", "node_dtype",
+    "phase_of", "place_call", "plan_call", "prepare_launches", "run_launches", "run_new", "scalar_argument", "scalar_words",
+    "stage_launches", "value_of",
 ]  # fmt: skip
 
 
@@ -73,17 +73,28 @@ _TYPES = {int: "l", float: "d", complex: "dd"}
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A tensor to be written with node ``node``: ``phase_bytes`` is its address modulo a whole access."""
+    """A tensor to be written with node ``node``: ``phase_bytes`` is its address modulo a whole access.
+
+    What ``is_reduced`` is one value of all elements, and has to be zero when a kernel starts.
+    """
 
     node: int
     dtype: torch.dtype
     layout: NodeLayout
     phase_bytes: int
+    is_reduced: bool = False
 
 
 def new_output(expr: Expr, layouts: Sequence[NodeLayout], node: int) -> Output:
     """The output of a node whose tensor is still to be allocated: aligned."""
-    return Output(node, node_dtype(expr, node), layouts[node], 0)
+    return Output(node, node_dtype(expr, node), layouts[node], 0, is_reduced(expr, node))
+
+
+def clear_reduced(expr: Expr, outs: Sequence[torch.Tensor]) -> None:
+    """Set those of the tensors of ``expr``'s results to zero that kernels combine values in; on the current stream, which a graph keeps."""
+    for node, out in zip(expr.outputs, outs, strict=True):
+        if is_reduced(expr, node):
+            out.zero_()
 
 
 def node_dtype(expr: Expr, node: int) -> torch.dtype:
@@ -132,7 +143,12 @@ def place_call(
     expr: Expr, layouts: Sequence[NodeLayout], tensors: Sequence[torch.Tensor], outputs: Sequence[Output], device: torch.device
 ) -> tuple[PushedExpr, list[Operand], list[Target]]:
     """The expression without views, and the views of these tensors that it reads and writes."""
-    pushed = push_views(expr, layouts, [(output.node, position, output.layout) for position, output in enumerate(outputs)])
+    written: list[tuple[int, int, NodeLayout]] = []
+    for position, output in enumerate(outputs):
+        node = expr.nodes[output.node]
+        number, layout = (node.operand, layouts[node.operand]) if isinstance(node, Reduced) else (output.node, output.layout)
+        written.append((number, position, layout))
+    pushed = push_views(expr, layouts, written)
     operands = []
     for load in pushed.loads:
         tensor, on_host = tensors[load.operand], tensors[load.operand].device != device
@@ -141,10 +157,14 @@ def place_call(
         operands.append(Operand(tensor.dtype, NodeLayout(load.view.shape, load.view.strides), phase, load.operand, offset, on_host))
     targets = []
     for store in pushed.stores:
-        output = outputs[store.output]
+        output, node = outputs[store.output], expr.nodes[outputs[store.output].node]
+        layout = NodeLayout(store.view.shape, store.view.strides)
+        if isinstance(node, Reduced):
+            targets.append(Target(store.node, output.dtype, layout, 0, store.output, reduction=node.reduction))
+            continue
         offset = store.view.offset * output.dtype.itemsize
         phase = (output.phase_bytes + offset) % ACCESS_BYTES
-        targets.append(Target(store.node, output.dtype, NodeLayout(store.view.shape, store.view.strides), phase, store.output, offset))
+        targets.append(Target(store.node, output.dtype, layout, phase, store.output, offset))
     return pushed, operands, targets
 
 
@@ -177,7 +197,12 @@ def run_new(
     launches: Sequence[Launch], device: torch.device, tensors: Sequence[torch.Tensor], outputs: Sequence[Output], scalars: tuple[Any, ...]
 ) -> list[torch.Tensor]:
     """Put the kernels on the current stream of ``device``; the outputs, in memory of their own."""
-    outs = [torch.empty_strided(output.layout.shape, output.layout.strides, dtype=output.dtype, device=device) for output in outputs]
+    outs = [
+        torch.zeros(output.layout.shape, dtype=output.dtype, device=device)
+        if output.is_reduced
+        else torch.empty_strided(output.layout.shape, output.layout.strides, dtype=output.dtype, device=device)
+        for output in outputs
+    ]
     run_launches(launches, device.index, tensors, outs, scalars)
     return outs
 
@@ -257,8 +282,10 @@ def is_safe_in_place(plans: Sequence[KernelPlan], tensors: Sequence[torch.Tensor
             _extent(tensors[tensor], offset, layout) for (tensor, offset), layout in zip(plan.sources, plan.source_layouts, strict=True)
         ]
         writes = [_extent(outs[output], offset, layout) for (output, offset), layout in zip(plan.targets, plan.target_layouts, strict=True)]
-        if any(relation(read, write) == "partial" for read in reads for write in writes):
-            return False
+        for write, result in zip(writes, plan.program.results, strict=True):
+            refused = ("partial", "exact") if result.is_reduced else ("partial",)  # what is reduced to is set to zero before any is read
+            if any(relation(read, write) in refused for read in reads):
+                return False
     return True
 
 

@@ -15,6 +15,7 @@ import torch
 from wideload.dtypes import dtype_name
 from wideload.errors import TraceError
 from wideload.ops_table import Op
+from wideload.reductions import Reduction
 from wideload.views import ViewStep
 
 __all__ = [
@@ -33,9 +34,11 @@ __all__ = [
     "Number",
     "Numerics",
     "Position",
+    "Reduced",
     "Viewed",
     "evaluate_host",
     "is_part",
+    "is_reduced",
     "is_view_of_operand",
     "number_value",
 ]
@@ -192,6 +195,17 @@ class Draw:
 
 
 @dataclass(frozen=True)
+class Reduced:
+    """One value of all elements of ``operand``, with no dims and no gradient: a result, and no other node's operand."""
+
+    reduction: Reduction
+    operand: int
+    dtype: torch.dtype
+    ndim: int = 0
+    at: Location | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
 class Position:
     """What a ``Coordinate`` or a ``Draw`` becomes once views are pushed: a number that walks the elements as an operand's offset does.
 
@@ -204,7 +218,7 @@ class Position:
     dtype: torch.dtype = torch.int64
 
 
-Node = Load | Number | Const | Apply | Cast | Viewed | Joined | Coordinate | Draw | Position
+Node = Load | Number | Const | Apply | Cast | Viewed | Joined | Coordinate | Draw | Position | Reduced
 
 
 @dataclass(frozen=True)
@@ -246,6 +260,8 @@ class Expr:
                     text = f"{node.bits} random bits like %{node.like}"
                 case Position():
                     text = f"walk {node.walk}" + (f": {node.draw.bits} random bits" if node.draw else "")
+                case Reduced():
+                    text = f"{node.reduction.name} of %{node.operand}: {dtype_name(node.dtype)}"
                 case Joined():
                     text = f"cat({_listed(node.operands)}; dim {node.dim})"
                 case Apply():
@@ -273,6 +289,11 @@ def is_view_of_operand(expr: Expr, number: int) -> bool:
     if isinstance(node, Apply):
         return is_part(expr, number) and is_view_of_operand(expr, node.operands[0])
     return isinstance(node, Load) or (isinstance(node, Viewed) and is_view_of_operand(expr, node.operand))
+
+
+def is_reduced(expr: Expr, number: int) -> bool:
+    """Whether a node is one value of all elements, which kernels combine in memory that starts as zero."""
+    return isinstance(expr.nodes[number], Reduced)
 
 
 def is_part(expr: Expr, number: int) -> bool:

@@ -19,7 +19,7 @@ import torch
 from wideload.compiled import call_operator
 from wideload.errors import WideloadError
 from wideload.execute import Output, new_output
-from wideload.expr import is_view_of_operand
+from wideload.expr import is_reduced, is_view_of_operand
 from wideload.lists import (
     ListKernel,
     ListPlan,
@@ -162,6 +162,7 @@ class ListedCall:
         f, lists, listed, device = self.f, self.lists, self.listed, self.first.device
         made, tables = self.fill()
         if lists.out is None:
+            self.clear(made)
             run_lists(listed.kernels, device.index, tables)
             others = iter([f._call(f._bind(*lists.at(item))) for item in listed.others])
             return [next(others) if tensors is None else self._result(item, tensors) for item, tensors in enumerate(made)]
@@ -169,6 +170,7 @@ class ListedCall:
         for item in listed.others:
             call = f._bind(*lists.at(item))
             staged.append(f._run(call, functools.partial(f._stage_into, call, lists.out[item])))
+        self.clear(made)
         run_lists(listed.kernels, device.index, tables)
         for write in staged:
             write()
@@ -206,6 +208,21 @@ class ListedCall:
         seeds = [0 if self.seeds is None else self.seeds.data_ptr() + start * self.seeds.itemsize for start in starts]
         tables = [list_arguments(plan, columns, addresses, scalars, at) for plan, at in zip(listed.plans, seeds, strict=False)]
         return made or [None] * length, tables
+
+    def clear(self, made: Sequence[Sequence[torch.Tensor] | None]) -> None:
+        """Set to zero what kernels combine values in, of each item that they compute; ``made`` has new outputs, if there is no ``out=``.
+
+        It is work on the current stream, as the kernels are.
+        """
+        skipped, reduced = frozenset(self.listed.others), []
+        for item, outputs in enumerate(self.listed.outputs):
+            for k, output in enumerate(() if item in skipped else outputs):
+                if output.is_reduced:
+                    tensors = made[item] if self.outs is None else [column[item] for column in self.outs]
+                    assert tensors is not None
+                    reduced.append(tensors[k])
+        if reduced:
+            torch._foreach_zero_(reduced)
 
     def _addresses(self, column: Sequence[Any] | None) -> Words | None:
         if column is None or not isinstance(column[0], torch.Tensor) or column[0].device != self.first.device:
@@ -353,7 +370,7 @@ def _plan_listed(
             targets = [column[item] for column in outs]
             f._check_outputs(call, traced, layouts, targets)
             own = tuple(
-                Output(node, target.dtype, NodeLayout(tuple(target.shape), target.stride()), 0)
+                Output(node, target.dtype, NodeLayout(tuple(target.shape), target.stride()), 0, is_reduced(traced.expr, node))
                 for node, target in zip(nodes, targets, strict=True)
             )
         known_key = (key, tuple((t.dtype, tuple(t.shape), t.stride(), t.device) for t in call.tensors), tuple(places), own)

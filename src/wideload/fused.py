@@ -28,6 +28,7 @@ from wideload.errors import CompileError, DeviceError, DtypeError, GradError, La
 from wideload.execute import (
     Launch,
     Output,
+    clear_reduced,
     is_safe_in_place,
     kernel_texts,
     new_output,
@@ -38,7 +39,7 @@ from wideload.execute import (
     run_new,
     stage_launches,
 )
-from wideload.expr import Numerics, evaluate_host, is_view_of_operand
+from wideload.expr import Numerics, evaluate_host, is_reduced, is_view_of_operand
 from wideload.foreach import Listed, call_lists
 from wideload.gpus import find_target
 from wideload.launch import is_capturing
@@ -626,6 +627,9 @@ class FusedFunction:
     def _check_outputs(self, call: _Call, traced: Traced, layouts: Sequence[NodeLayout], outs: list[torch.Tensor]) -> bool:
         nodes = traced.expr.outputs
         dtypes = [node_dtype(traced.expr, node) for node in nodes]
+        for node, name, out, dtype in zip(nodes, _out_names(outs), outs, dtypes, strict=True):
+            if is_reduced(traced.expr, node) and out.dtype != dtype:
+                raise DtypeError(f"{name} is {out.dtype}; allowed for one value of all elements: {dtype}, in which blocks combine theirs.")
         return check_outputs(
             outs, _out_names(outs), [layouts[n] for n in nodes], dtypes, zip(call.names, call.tensors, strict=True), call.device
         )
@@ -801,11 +805,12 @@ class FusedFunction:
             return compute_and_copy
         tensors = with_seed(traced.expr, call.tensors, call.device)
         launch = stage_launches(prepared.launches, call.device.index, tensors, outs, tuple(call.scalars))
-        if isinstance(traced.result, TensorResult):
+        if isinstance(traced.result, TensorResult) and not is_reduced(traced.expr, traced.expr.outputs[0]):
             steps = steps_into(prepared.launches, call.device, len(call.tensors), draws=traced.expr.has_draws)
             self._keep_shortcut(call, steps, outs[0])
 
         def run() -> None:
+            clear_reduced(traced.expr, outs)
             launch()
             torch.autograd.graph.increment_version(outs)
 

@@ -21,12 +21,12 @@ from wideload.cache import find_cubins
 from wideload.emit.kernel import emit_kernel
 from wideload.errors import DeviceError, LayoutError, OverlapError
 from wideload.execute import Output, place_call, scalar_argument, value_of
-from wideload.expr import Expr, HostCall, HostInput, HostValue, Numerics
+from wideload.expr import Expr, HostCall, HostInput, HostValue, Numerics, Reduced
 from wideload.launch import TableKernel, current_stream, device_arch, is_capturing
 from wideload.lower import Program, Store, lower_expr
 from wideload.outputs import extent_of
 from wideload.overlap import relation
-from wideload.plan import Access, Variant
+from wideload.plan import Access, Variant, walked_targets
 from wideload.plan_foreach import choose_accesses, chunk_map, list_variant, table_words
 from wideload.replay import NodeLayout
 
@@ -207,15 +207,23 @@ def plan_member(
     ``is_written``: the outputs are the caller's, and may be arguments too; then each element is to be read where it is written.
     """
     pushed, operands, targets = place_call(expr, layouts, tensors, outputs, device)
-    if any(target.layout != outputs[target.output].layout for target in targets):
+    for target in targets:
+        node = expr.nodes[outputs[target.output].node]
+        if target.layout != (layouts[node.operand] if isinstance(node, Reduced) else outputs[target.output].layout):
+            return None
+    is_reduced = any(target.reduction for target in targets)
+    if is_reduced and len({target.layout.shape for target in targets}) > 1:
         return None
+    if is_reduced and is_written and any(t.numel() == 1 and not shared for t, (_, shared) in zip(tensors, columns, strict=True)):
+        return None  # what is written may be an operand, and is set to zero before any is read
     whole = [NodeLayout(tuple(tensor.shape), tensor.stride()) for tensor in tensors]
     if is_written and any(operand.layout != whole[operand.tensor] for operand in operands):
         return None
-    program = lower_expr(pushed.expr, tuple(Store(t.node, t.dtype) for t in targets), numerics=numerics, fast_math=fast_math)
+    program = lower_expr(pushed.expr, tuple(Store(t.node, t.dtype, t.reduction) for t in targets), numerics=numerics, fast_math=fast_math)
     if all(0 in target.layout.shape for target in targets):
         return Member(program, (), (), (), 0)
-    chosen = choose_accesses(program, operands, targets, [pushed.walks[position.walk] for position in program.positions])
+    walks = [pushed.walks[position.walk] for position in program.positions]
+    chosen = choose_accesses(program, operands, walked_targets(targets, operands), walks)
     if chosen is None:
         return None
     read = [operands[parameter.operand] for parameter in program.parameters]

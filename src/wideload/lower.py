@@ -18,16 +18,18 @@ from wideload.errors import DtypeError
 from wideload.expr import Apply, Cast, Const, Draw, Expr, HostValue, Load, Location, Node, Number, Numerics, Position
 from wideload.ops_table import Op
 from wideload.promotion import Sample, operand_dtypes, sample_of
+from wideload.reductions import Reduction
 
 __all__ = ["Parameter", "Program", "ProgramPosition", "RangeCheck", "Result", "ScalarParameter", "Statement", "Store", "lower_expr"]
 
 
 @dataclass(frozen=True)
 class Store:
-    """Node ``node`` is written to a tensor of ``dtype``."""
+    """Node ``node`` is written to a tensor of ``dtype``; with ``reduction`` one value of all its elements is, a number of ``dtype``."""
 
     node: int
     dtype: torch.dtype
+    reduction: Reduction | None = None
 
 
 @dataclass(frozen=True)
@@ -104,11 +106,12 @@ class Statement:
 
 @dataclass(frozen=True)
 class Result:
-    """A stored value: C++ ``text`` of the compute type of ``type``."""
+    """A stored value: C++ ``text`` of the compute type of ``type``. Of what ``is_reduced`` the largest value of all elements is stored."""
 
     name: str
     text: str
     type: ScalarType
+    is_reduced: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,11 @@ class Program:
         """Whether the kernel reads a seed."""
         return any(position.draw for position in self.positions)
 
+    @property
+    def reduced(self) -> tuple[Result, ...]:
+        """The results that are one value of all elements."""
+        return tuple(result for result in self.results if result.is_reduced)
+
 
 _RESERVED = frozenset(
     """
@@ -150,7 +158,7 @@ _KERNELS_OWN = re.compile(
     r"n|i|k|m|d|e|first|lead|pad|phase|slot|column|line|across|along|turn|is_(full|inside|whole|aligned)|(column|line)0"
     r"|(at|rest|size|slots|tiles|multiplier|shift)\d+|\w+_(v|r|at|re|im|data|value|span|tile|offset|stride\d+|element)|seed|__\w*"
     r"|vec|f16|bf16|boolean|complex|e[458]m[023]\w*|(load|store|fill|gather|round|repeat|tile|count|draw)_\w+|widen|narrow_to|convert"
-    r"|settled|pack|divide_u\d+|chunks?|lists|phase_of|r"
+    r"|settled|pack|divide_u\d+|chunks?|lists|phase_of|r|largest|\w+_word"
 )
 """What the kernels of emit/ call their own variables, where a runtime scalar keeps its name, and the prelude's names that they use."""
 
@@ -338,8 +346,18 @@ class _Lowering:
         text = _convert(text, scalar_type(node.dtype, "an operand").compute, target)
         return self._rounded(text, to) if self._eager and is_rounded(to) and node.dtype != to else text
 
+    def _word(self, number: int, reduction: Reduction) -> str:
+        """The word that the reduction takes a node's element for."""
+        node = self._expr.nodes[number]
+        assert not isinstance(node, Const | Number)
+        value = self._rounded(self._values[number], node.dtype) if reduction.rounds else self._values[number]
+        return reduction.words[scalar_type(node.dtype, "an element").compute].format(x=value)
+
     def _result(self, position: int, store: Store) -> Result:
         name = self._names.take(f"out{position}" if len(self._stores) > 1 else "out")
+        if store.reduction is not None:
+            word = scalar_type(_WORDS[store.dtype.itemsize], "a word")
+            return Result(name, self._word(store.node, store.reduction), word, is_reduced=True)
         node, target = self._expr.nodes[store.node], scalar_type(store.dtype, "out=")
         if isinstance(node, Const | Number):
             return Result(name, self._converted(store.node, store.dtype), target)
@@ -348,6 +366,10 @@ class _Lowering:
             text = self._rounded(text, node.dtype)
             text = _convert(text, scalar_type(node.dtype, "a result").compute, target)
         return Result(name, text, target)
+
+
+_WORDS = {4: torch.uint32, 8: torch.uint64}
+"""What has the bits of a reduction's result, by its size."""
 
 
 def _convert(text: str, ctype: str, target: ScalarType) -> str:

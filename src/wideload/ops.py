@@ -15,7 +15,7 @@ from torch import Tensor
 from wideload.errors import DeviceError, DtypeError, LayoutError, RangeError
 from wideload.fused import FusedFunction, FuseOptions, fuse
 from wideload.torch_op import is_looked_into
-from wideload.trace import index
+from wideload.trace import amax, any_nonfinite, index
 
 if TYPE_CHECKING:
     from wideload.planned import Plan
@@ -42,6 +42,8 @@ __all__ = [
     "sliding_window_mask",
     "swiglu",
     "swiglu_quantize_fp8",
+    "unscale",
+    "unscale_",
 ]
 
 
@@ -300,11 +302,12 @@ def _limited(x: Tensor, dtype: torch.dtype, name: str) -> Tensor:
 
 
 @fuse
-def quantize_fp8(x: Tensor, scale: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> Tensor:
+def quantize_fp8(x: Tensor, scale: Tensor, dtype: torch.dtype = torch.float8_e4m3fn, with_amax: bool = False) -> Any:
     """``x / scale``, limited to what ``dtype`` can hold and rounded to it; NaN stays NaN, infinities become the largest value.
 
     ``x`` is taken as fp32, and so is the quotient; a ``scale`` in fp64 with dims divides in fp64, as torch promotes, and torch's cast
     rounds that to fp32 first. ``scale`` is one value [], a row [n], a column [m, 1], or anything else that broadcasts with ``x`` [m, n].
+    ``with_amax`` adds `wideload.amax` of ``x``, in the same pass, of which delayed scaling makes the next ``scale``.
     Raises ``DtypeError`` for a ``dtype`` other than e4m3fn, e5m2 and their fnuz forms, ``LayoutError`` for shapes that do not broadcast.
 
     >>> import torch
@@ -312,21 +315,27 @@ def quantize_fp8(x: Tensor, scale: Tensor, dtype: torch.dtype = torch.float8_e4m
     tensor([[   6.0000, -448.0000],
             [   1.1250,    4.0000]])
     """
-    return _limited(x.float() / scale, dtype, "quantize_fp8")
+    q = _limited(x.float() / scale, dtype, "quantize_fp8")
+    return (q, amax(x)) if with_amax else q
 
 
 @fuse
-def swiglu_quantize_fp8(gate: Tensor, up: Tensor, scale: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> Tensor:
+def swiglu_quantize_fp8(gate: Tensor, up: Tensor, scale: Tensor, dtype: torch.dtype = torch.float8_e4m3fn, with_amax: bool = False) -> Any:
     """`quantize_fp8` of `swiglu`, in one pass: what stands between the two matrix products of an fp8 feed-forward.
 
     ``silu(gate) * up / scale``, computed in fp32 and rounded once: nothing is rounded to the dtype of ``gate`` in between. ``scale``
-    broadcasts with them as in `quantize_fp8`. Raises as `quantize_fp8` does.
+    broadcasts with them as in `quantize_fp8`. ``with_amax`` adds `wideload.amax` of ``silu(gate) * up``, float32. Raises as `quantize_fp8`
+    does.
 
     >>> import torch
     >>> swiglu_quantize_fp8(torch.tensor([0.0, 100.0]), torch.tensor([1.0, 2.0]), torch.tensor(2.0)).float()
     tensor([ 0., 96.])
+    >>> swiglu_quantize_fp8(torch.tensor([0.0, 100.0]), torch.tensor([1.0, 2.0]), torch.tensor(2.0), with_amax=True)[1]
+    tensor(200.)
     """
-    return _limited(F.silu(gate.float()) * up.float() / scale, dtype, "swiglu_quantize_fp8")
+    y = F.silu(gate.float()) * up.float()
+    q = _limited(y / scale, dtype, "swiglu_quantize_fp8")
+    return (q, amax(y)) if with_amax else q
 
 
 @fuse
@@ -372,3 +381,54 @@ def dequantize_int8(q: Tensor, scale: Tensor, dtype: torch.dtype = torch.bfloat1
     """
     value = q.float()
     return ((value if zero_point is None else value - zero_point) * scale).to(dtype)
+
+
+@fuse
+def unscale(grad: Tensor, inv_scale: Any) -> tuple[Tensor, Tensor]:
+    """``grad * inv_scale``, and whether ``grad`` has an infinity or a NaN: 1.0 or 0.0, as `wideload.any_nonfinite` gives it.
+
+    Computed in fp32, or in fp64 where ``grad`` is, and rounded once. ``inv_scale`` is a number, or a tensor that broadcasts.
+    ``unscale.foreach(grads, inv_scale)`` takes one launch for a list, and gives each tensor a value of its own.
+
+    >>> import torch
+    >>> unscale(torch.tensor([4.0, 8.0]), 0.5)
+    (tensor([2., 4.]), tensor(0.))
+    """
+    return grad * inv_scale, any_nonfinite(grad)
+
+
+class _Unscale(_InPlace):
+    """`unscale` in place of gradients; what comes back is whether any of them is not finite."""
+
+    def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+        return super().__call__(*args, out=out, **kwargs)[1]
+
+    def foreach(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+        found = [result[1] for result in super().foreach(*args, out=out, **kwargs)]
+        return torch.stack(found).amax() if found else torch.zeros(())
+
+    def _target(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The gradients, with memory for what is found of each; what is no tensor comes back, for the call to refuse."""
+        grads = super()._target(args, kwargs)
+        if isinstance(grads, Tensor):
+            return grads, torch.empty((), device=grads.device)
+        return [self._target((grad,), {}) for grad in grads] if isinstance(grads, list | tuple) else grads
+
+
+def _unscaled(grad: Tensor, inv_scale: Any) -> tuple[Tensor, Tensor]:
+    """``grad * inv_scale`` in place of ``grad``; return whether it had an infinity or a NaN, 1.0 or 0.0: the step's ``found_inf``.
+
+    ``unscale_.foreach(grads, inv_scale)`` takes one launch for a list and returns one value for all of it, as
+    ``torch._amp_foreach_non_finite_check_and_unscale_`` sets one: that of a ``torch.amp.GradScaler``. The gradients may have different
+    dtypes, shapes and strides. Raises as every call with ``out=`` does.
+
+    >>> import torch
+    >>> grads = [torch.tensor([4.0, 8.0]), torch.tensor([math.nan])]
+    >>> unscale_.foreach(grads, 0.5), grads[0]
+    (tensor(1.), tensor([2., 4.]))
+    """
+    return unscale(grad, inv_scale)  # type: ignore[no-any-return]
+
+
+_unscaled.__name__ = _unscaled.__qualname__ = "unscale_"
+unscale_ = _Unscale(_unscaled, FuseOptions())

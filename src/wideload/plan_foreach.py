@@ -77,7 +77,7 @@ def list_variant(
 ) -> Variant:
     """The kernel for members of one program that are reached alike; a longer list than its capacity takes several launches."""
     types: list[ScalarType] = [p.type for p, access in zip(program.parameters, accesses, strict=True) if access == "vector"]
-    widest = max(t.itemsize for t in (*types, *(result.type for result in program.results)))
+    widest = max((t.itemsize for t in (*types, *(r.type for r in program.results if not r.is_reduced))), default=ACCESS_BYTES)
     per_access = ACCESS_BYTES // widest
     num_accesses = 1 if sum(t.itemsize for t in types) * per_access >= ENOUGH_BYTES else 2
     shared = (*shared_loads, *shared_scalars)
@@ -85,7 +85,7 @@ def list_variant(
     rooms = [((nbytes - CHUNK_BYTES) // WORD_BYTES - num_shared) // num_own for nbytes in PARAMETER_BYTES]
     capacity = next((room for room in rooms if room >= num_members), rooms[-1])
     table = Table(capacity, num_accesses, shared_loads, shared_scalars, in_place)
-    stores: tuple[Access, ...] = tuple("vector" for _ in program.results)
+    stores: tuple[Access, ...] = tuple("reduced" if result.is_reduced else "vector" for result in program.results)
     paces = (Pace("run", 64),) * len(program.positions)
     return Variant("foreach", accesses, stores, per_access * num_accesses, 1, 64, True, FOREACH_THREADS, paces=paces, table=table)
 

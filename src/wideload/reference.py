@@ -27,6 +27,7 @@ from wideload.expr import (
     Number,
     Numerics,
     Position,
+    Reduced,
     Viewed,
     is_view_of_operand,
     number_value,
@@ -78,6 +79,10 @@ def evaluate_expr(
                 raise AssertionError("the reference computes expressions whose views have not been pushed")
             case Cast():
                 value = values[node.operand].to(node.dtype)
+            case Reduced():
+                source = expr.nodes[node.operand]
+                assert not isinstance(source, Const | Number)
+                value = node.reduction.of(values[node.operand], source.dtype)
             case Apply():
                 op = node.op
                 run = op.reference if fused and op.reference is not None and not differentiable else op.torch
@@ -161,7 +166,7 @@ def _needed(expr: Expr, outputs: Sequence[int]) -> set[int]:
         node = expr.nodes[number]
         if number in needed and isinstance(node, Apply | Joined):
             needed.update(node.operands)
-        elif number in needed and isinstance(node, Cast | Viewed):
+        elif number in needed and isinstance(node, Cast | Viewed | Reduced):
             needed.add(node.operand)
         elif number in needed and isinstance(node, Coordinate):
             needed.update(node.like)

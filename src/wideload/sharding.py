@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from wideload.errors import GradError, LayoutError
-from wideload.expr import Apply, Cast, Coordinate, Draw, Expr, Joined, Load, Viewed, is_view_of_operand
+from wideload.expr import Apply, Cast, Coordinate, Draw, Expr, Joined, Load, Reduced, Viewed, is_reduced, is_view_of_operand
 from wideload.layout import broadcast_shapes
 from wideload.random import draw_seed
 from wideload.replay import NodeLayout
@@ -202,7 +202,8 @@ def find_sharded_call(f: FusedFunction, call: Any, out: Any, key: Any, traced: T
 
     None where torch's own operators have to compute it: under ``torch.func``; beside tensors that are no ``DTensor``s, on other meshes,
     placed in another way than ``Shard``, ``Replicate`` or ``Partial``, or whose parts are subclasses themselves; for functions that make
-    views or read sizes. Raises ``LayoutError`` for shapes that do not broadcast, and for ``out=`` that is placed as no result can be.
+    views or read sizes. Raises ``LayoutError`` for shapes that do not broadcast, for ``out=`` that is placed as no result can be, and for
+    ``out=`` of one value of all elements, of which each part has one.
     """
     from torch.distributed.tensor import DTensor
 
@@ -249,6 +250,10 @@ def _wanted(f: FusedFunction, outs: Sequence[Any], mesh: Any, layouts: Sequence[
     if not outs:
         return None
     for target, node in zip(outs, traced.expr.outputs, strict=True):
+        if is_reduced(traced.expr, node):
+            raise LayoutError(
+                f"out= of {f.__name__} holds a DTensor for one value of all elements, of which each part has its own. Leave it out."
+            )
         if not isinstance(target, DTensor) or target.device_mesh != mesh or target.placements != outs[0].placements:
             raise LayoutError(f"out= of {f.__name__} must be DTensors on the operands' mesh, all with the same placements.")
         if tuple(target.shape) != layouts[node].shape:
@@ -260,11 +265,11 @@ def _wanted(f: FusedFunction, outs: Sequence[Any], mesh: Any, layouts: Sequence[
 def _common_shape(traced: Traced, operands: Sequence[Operand], layouts: Sequence[NodeLayout], is_written: bool) -> tuple[int, ...] | None:
     """The shape of all results, to which all operands broadcast element for element; None where views or sizes stand in the code.
 
-    Of results that are arguments as they are, those that are written (``out=``) count.
+    Of results that are arguments as they are, those that are written (``out=``) count; of one value of all elements, these do.
     """
     expr = traced.expr
     computed = [node for node in expr.outputs if is_written or not isinstance(expr.nodes[node], Load)]
-    shapes = {layouts[node].shape for node in computed}
+    shapes = {layouts[of.operand if isinstance(of := expr.nodes[node], Reduced) else node].shape for node in computed}
     if traced.reads_sizes or any(isinstance(node, Viewed | Joined) for node in expr.nodes) or len(shapes) != 1:
         return None
     if any(is_view_of_operand(expr, node) and not isinstance(expr.nodes[node], Load) for node in computed):
@@ -322,7 +327,7 @@ class ShardedCall:
 
     def run(self) -> Any:
         """New ``DTensor``s, or ``out``."""
-        from torch.distributed.tensor import DTensor
+        from torch.distributed.tensor import DTensor, Partial, Shard
 
         call = self.call
         if self.out is not None:
@@ -338,8 +343,11 @@ class ShardedCall:
                 return result
             if item.argument is not None:
                 return call.tensors[item.argument]
-            layout = self.layouts[self.traced.expr.outputs[item.output]]
-            return _leave(result, self.mesh, self.sharding.results, layout.shape, layout.strides)
+            node = self.traced.expr.outputs[item.output]
+            layout, placements = self.layouts[node], self.sharding.results
+            if is_reduced(self.traced.expr, node):  # the largest of the parts' is the whole's
+                placements = tuple(Partial("max") if isinstance(placement, Shard) else placement for placement in placements)
+            return _leave(result, self.mesh, placements, layout.shape, layout.strides)
 
         return map_structure(wrap, self.traced.result, results)
 

@@ -196,6 +196,8 @@ DEFAULT_OPERANDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "sliding_window_mask": ("bf16[32, tokens, tokens]", "1024"),
         "swiglu": ("bf16[tokens, 14336]", "bf16[tokens, 14336]"),
         "swiglu_quantize_fp8": ("bf16[tokens, 14336]", "bf16[tokens, 14336]", "f32[tokens, 1]"),
+        "unscale": ("f32[tokens, 4096]", "f32[]"),
+        "unscale_": ("f32[tokens, 4096]", "f32[]"),
     }
 )
 """What an op of ``wl.ops`` is called with where nothing is said; the size ``tokens`` is to be given."""

@@ -80,8 +80,13 @@ def steps_of_new(
     lines: list[str] = []
     names: dict[str, Any] = {"empty": empty_here(device)}
     for at, output in enumerate(outputs):
-        lines.append(f"r{at} = empty(shape{at}, strides{at}, dtype{at})")
-        names |= {f"shape{at}": output.layout.shape, f"strides{at}": output.layout.strides, f"dtype{at}": output.dtype}
+        shape, strides, dtype = output.layout.shape, output.layout.strides, output.dtype
+        if output.is_reduced:
+            lines.append(f"r{at} = zeros{at}()")
+            names[f"zeros{at}"] = functools.partial(torch.zeros, shape, dtype=dtype, device=device)
+        else:
+            lines.append(f"r{at} = empty(shape{at}, strides{at}, dtype{at})")
+            names |= {f"shape{at}": shape, f"strides{at}": strides, f"dtype{at}": dtype}
     written = [f"r{at}.data_ptr()" for at in range(len(outputs))]
     launching = _launching(launches, written, device, num_tensors if draws else None)
     return Steps((*lines, *launching.lines, f"return {_returned('r{}', returned)}"), {**names, **launching.names})

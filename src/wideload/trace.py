@@ -37,11 +37,13 @@ from wideload.expr import (
     Location,
     Node,
     Number,
+    Reduced,
     Viewed,
 )
 from wideload.layout import broadcast_shapes, contiguous_strides
 from wideload.ops_table import OPS, SPELLINGS, Call, Op, to_format
 from wideload.promotion import infer_dtype, sample_of
+from wideload.reductions import REDUCTIONS, Reduction
 from wideload.structure import map_structure
 from wideload.views import VIEW_NAMES, View, ViewStep, apply_views, record_index, record_view
 
@@ -51,6 +53,8 @@ __all__ = [
     "TensorArg",
     "TensorResult",
     "Traced",
+    "amax",
+    "any_nonfinite",
     "index",
     "is_traced",
     "linear_index",
@@ -154,6 +158,49 @@ def linear_index() -> torch.Tensor:
     """
     _check_within("wl.linear_index")
     return _Coordinates(_Recipe(None, (None,), {}))
+
+
+def amax(x: torch.Tensor) -> torch.Tensor:
+    """The largest magnitude among all elements of ``x``, as a 0-dim result of a fused function beside its others: no further pass.
+
+    ``x.abs().amax()``: NaN if an element is NaN, and 0 where there are none. It is float32 for elements of fp16, bf16 and fp32, float64 for
+    fp64, and of halves it takes the values as ``numerics="fused"`` computes them, before they are rounded: what the scale of fp8 numbers is
+    made of, as Transformer Engine keeps it in its ``amax_history``. It has no gradient, and nothing can be computed of it inside the
+    function. Outside one it is torch's own. Raises ``DtypeError`` for what is not floating-point, and for fp8.
+
+    >>> import wideload as wl
+    >>> @wl.fuse
+    ... def double(x):
+    ...     y = x * 2
+    ...     return y, wl.amax(y)
+    >>> double(torch.tensor([1.0, -3.0]))
+    (tensor([ 2., -6.]), tensor(6.))
+    """
+    return _reduce(REDUCTIONS["amax"], x)
+
+
+def any_nonfinite(x: torch.Tensor) -> torch.Tensor:
+    """Whether an element of ``x`` is infinite or NaN, 1.0 or 0.0 in float32, as a 0-dim result of a fused function beside its others.
+
+    It is what ``torch.amp.GradScaler`` calls ``found_inf``, and may take its place. Halves are looked at as they are stored, so that what
+    overflows when it is rounded counts. 0 where there are no elements. Otherwise as :func:`amax`.
+
+    >>> import wideload as wl
+    >>> unscale = wl.fuse(lambda grad, scale: (grad / scale, wl.any_nonfinite(grad)))
+    >>> unscale(torch.tensor([4.0, float("inf")]), 2.0)
+    (tensor([2., inf]), tensor(1.))
+    """
+    return _reduce(REDUCTIONS["any_nonfinite"], x)
+
+
+def _reduce(reduction: Reduction, x: Any) -> torch.Tensor:
+    tracer: _Tracer | None = None if torch.compiler.is_dynamo_compiling() else getattr(_active, "tracer", None)
+    if tracer is not None:
+        return tracer.reduce(reduction, x)
+    if not isinstance(x, torch.Tensor):
+        raise TraceError(f"wl.{reduction.name} takes a tensor, not a {type(x).__name__}")
+    reduction.result_dtype(x.dtype)
+    return reduction.of(x, x.dtype)
 
 
 def _check_within(name: str) -> None:
@@ -443,6 +490,13 @@ class _Tensor(torch.Tensor):
         return repr(self)
 
 
+class _ReducedTensor(_Tensor):
+    """One value of all elements, which is known when the kernel has ended: it can be returned, and nothing else."""
+
+    def _seen(self, how: str, way_out: str = "") -> NoReturn:
+        _tracer().refuse_reduced(how, self)
+
+
 @dataclass(frozen=True, eq=False)
 class _Recipe:
     """A torch function and its arguments, coordinates among them; of a coordinate itself no function, and its dim."""
@@ -590,6 +644,9 @@ class _Tracer:
         """The result of a torch function or method, as a proxy, a structure of proxies or a Python value."""
         name = getattr(func, "__name__", "")
         leaves = _leaves((args, kwargs))
+        for leaf in leaves:
+            if isinstance(leaf, _ReducedTensor):
+                self.refuse_reduced(_spelled(func), leaf)
         if any(isinstance(leaf, _Coordinates) for leaf in leaves):
             like = tuple(leaf for leaf in leaves if isinstance(leaf, _Tensor) and not isinstance(leaf, _Coordinates))
             if not like or name in _JOINS:
@@ -627,6 +684,32 @@ class _Tracer:
             return self._join(name, *args, **kwargs)
         _refuse(
             f"{_spelled(func)} is not an elementwise op that wideload knows", "Compute it outside the fused function and pass its result"
+        )
+
+    def reduce(self, reduction: Reduction, x: Any) -> _Tensor:
+        """One value of all elements of ``x``."""
+        name = f"wl.{reduction.name}"
+        if not isinstance(x, _Tensor):
+            got = "a tensor that is not an argument" if isinstance(x, torch.Tensor) else type(x).__name__
+            _refuse(f"{name} takes a tensor that the function computes, not {got}", "Pass the tensor as an argument of the fused function")
+        if isinstance(x, _Coordinates):
+            _refuse(f"{name} needs the shape of coordinates, which have none before they meet a tensor", _MEET)
+        if isinstance(x, _ReducedTensor):
+            self.refuse_reduced(name, x)
+        at = _user_location()
+        try:
+            dtype = reduction.result_dtype(self.dtype(x))
+        except DtypeError as error:
+            raise DtypeError(f"{error}{f' (at {at})' if at else ''}") from None
+        return _ReducedTensor(self._add(Reduced(reduction, x._node, dtype, at=at)), ())
+
+    def refuse_reduced(self, name: str, x: _ReducedTensor) -> NoReturn:
+        """Of a value of all elements nothing can be computed."""
+        node = self.nodes[x._node]
+        assert isinstance(node, Reduced)
+        _refuse(
+            f"{name} needs the result of wl.{node.reduction.name}, which is known when the kernel has ended",
+            "Return it, and compute with it outside the fused function, or in another one",
         )
 
     # -- coordinates
@@ -808,6 +891,8 @@ class _Tracer:
 
     def view(self, tensor: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         """The views that one call takes of ``tensor``."""
+        if isinstance(tensor, _ReducedTensor):
+            self.refuse_reduced(name, tensor)
         if not isinstance(tensor, _Tensor):
             _refuse(f"{name} takes a view of a tensor that is not an argument", "Pass the tensor as an argument of the fused function")
         try:
@@ -824,6 +909,8 @@ class _Tracer:
 
     def index(self, tensor: _Tensor, index: Any) -> _Tensor:
         """The view that ``tensor[index]`` is."""
+        if isinstance(tensor, _ReducedTensor):
+            self.refuse_reduced("an index", tensor)
         try:
             return self._viewed(tensor, record_index(index, tensor._shape))
         except LayoutError as error:
@@ -939,4 +1026,4 @@ def _holds_proxy(value: Any) -> bool:
         return any(map(_holds_proxy, value))
     if isinstance(value, dict):
         return any(map(_holds_proxy, value.values()))
-    return type(value) in (_Tensor, _Coordinates, _IntScalar, _FloatScalar)
+    return type(value) in (_Tensor, _ReducedTensor, _Coordinates, _IntScalar, _FloatScalar)

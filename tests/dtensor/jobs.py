@@ -4,6 +4,7 @@
 """
 
 import importlib
+import math
 import multiprocessing
 import traceback
 from collections.abc import Callable
@@ -287,6 +288,29 @@ def plain_numbers(world: World) -> None:
     assert counted == [1]
     assert have.placements == (Shard(0),)
     torch.testing.assert_close(have.full_tensor(), F.gelu(world.draw(8, 3) + 0.5))
+
+
+@case
+def values_of_all_elements(world: World) -> None:
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    both = wl.fuse(lambda x: (x * 2, wl.amax(x * 2), wl.any_nonfinite(x)))
+    x = world.draw(8, 12)
+    x[7, 3] = 9.0
+    for placement, left in ((Shard(0), Partial("max")), (Shard(1), Partial("max")), (Replicate(), Replicate())):
+        with count_parts() as counted:
+            have = both(spread(x, world.line, [placement]))
+            alone = wl.fuse(lambda x: wl.amax(x))(spread(x, world.line, [placement]))
+        assert counted == [2]
+        assert [of.placements for of in have] == [(placement,), (left,), (left,)]
+        assert torch.equal(have[0].full_tensor(), x * 2)
+        assert [of.full_tensor().item() for of in (*have[1:], alone)] == [18.0, 0.0, 9.0]
+    x[0, 0] = math.inf  # of one part
+    have = both(spread(x, world.line, [Shard(0)]))
+    assert [of.full_tensor().item() for of in have[1:]] == [math.inf, 1.0]
+    part = spread(x, world.line, [Shard(0)])
+    with pytest.raises(wl.LayoutError, match="of which each part has its own"):
+        wl.fuse(lambda x: wl.amax(x))(part, out=part)
 
 
 @case

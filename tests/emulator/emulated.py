@@ -9,7 +9,7 @@ import torch
 
 from tests.emulator.emulator import Approx, build, run_on
 from wideload.emit.kernel import emit_kernel
-from wideload.execute import kernel_arguments
+from wideload.execute import clear_reduced, kernel_arguments
 from wideload.foreach import find_listed
 from wideload.fused import FusedFunction
 from wideload.lists import ListPlan, Words, split_lists
@@ -34,6 +34,7 @@ def run_emulated(f: FusedFunction, *args: Any, out: Any = None, approx: Approx =
         outs = f._match_out(traced, out)
     plan = f.plan(*args, out=_as_structure(traced.result, outs), target="sm_90", **kwargs)
     tensors = with_seed(traced.expr, call.tensors, call.device)
+    clear_reduced(traced.expr, outs)
     for kernel in plan.kernels:
         arguments = kernel_arguments(kernel.plan, tensors, outs, tuple(call.scalars), behind)
         places = zip(kernel.plan.targets, kernel.plan.target_layouts, strict=True)
@@ -52,6 +53,7 @@ def run_lists_emulated(f: FusedFunction, *args: Any, out: Any = None, approx: Ap
     plans = call.listed.plans or ()
     for tensor in (tensor for tensors in made for tensor in tensors or ()):
         torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).fill_(_POISON)
+    call.clear(made)
     fresh = [[tensors[k] if tensors else None for tensors in made] for k in range(max(len(tensors or ()) for tensors in made))]
     columns = [*call.columns, *(call.outs or fresh)]
     for plan, table in zip(plans, tables, strict=True):

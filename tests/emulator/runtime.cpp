@@ -375,6 +375,7 @@ static ucontext_t scheduler_entry;
 static const void* scheduler_stack;
 static size_t scheduler_stack_bytes;
 static Fiber* running;
+static int votes, agreed;  // of the threads at their barrier, and of all at the one before
 static const Kernel* current_kernel;
 static const Slot* current_slots;
 
@@ -410,6 +411,13 @@ void barrier(int line)
     start_switch(fiber.context, scheduler_stack, scheduler_stack_bytes);
     switch_context(fiber.context, scheduler);
     finish_switch(fiber.context, &scheduler_stack, &scheduler_stack_bytes);
+}
+
+int barrier_or(int line, int predicate)
+{
+    votes |= predicate != 0;
+    barrier(line);
+    return agreed;
 }
 
 static void fiber_main()
@@ -467,6 +475,8 @@ static int run_to_barrier()
                          place(*fibers[k]));
                 }
             }
+    agreed = votes;
+    votes = 0;
     return fibers[0]->line;
 }
 

@@ -128,6 +128,10 @@ inline double __ll2double_rn(long long x) { return (double)x; }
 inline double __ull2double_rn(unsigned long long x) { return (double)x; }
 inline float __double2float_rn(double x) { return (float)x; }
 
+// One thread of one block runs at a time, to its next barrier or its end.
+inline unsigned atomicMax(unsigned* p, unsigned x) { const unsigned old = *p; *p = max(old, x); return old; }
+inline unsigned long long atomicMax(unsigned long long* p, unsigned long long x) { const unsigned long long old = *p; *p = max(old, x); return old; }
+
 template <class T> inline void __stwb(T* p, T x) { *p = x; }  // a store that may stay in the caches, as every store may
 
 inline int __vimax_s32_relu(int x, int y) { return x > y ? (x > 0 ? x : 0) : (y > 0 ? y : 0); }
@@ -251,6 +255,7 @@ struct Kernel {
 };
 
 void barrier(int line);
+int barrier_or(int line, int predicate);
 
 template <int... I> struct Indices {};
 
@@ -270,6 +275,7 @@ template <class... P> Signature<P...> signature_of(void (*)(P...));
 }  // namespace emulator
 
 #define __syncthreads() emulator::barrier(__LINE__)
+#define __syncthreads_or(predicate) emulator::barrier_or(__LINE__, predicate)
 
 // The bounds of shared memory, made by the linker; null where a source has none.
 extern "C" char __start_emulator_shared __attribute__((weak, visibility("hidden")));

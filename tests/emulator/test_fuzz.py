@@ -92,7 +92,7 @@ def replaced(emit: Callable[..., str], pattern: str, fault: str) -> Callable[...
 )
 def test_a_fault_in_the_text_of_a_family_is_found(monkeypatch: pytest.MonkeyPatch, family: str, pattern: str, fault: str) -> None:
     monkeypatch.setattr(planned, "emit_kernel", replaced(emit_kernel, pattern, fault))
-    share = run_share("emulator", 0, 20, family=family, max_mismatches=1)
+    share = run_share("emulator", 0, 40, family=family, max_mismatches=1)
     assert share.mismatches == 1
     assert re.search(r"\nreproduce: python -m tests\.fuzz --backend emulator --draws 1 --seed \d+$", share.reports[0])
 

@@ -233,6 +233,8 @@ def _refusal(case: Case, parts: Sequence[Out], outs: list[torch.Tensor], wants: 
     for number, (out, want) in enumerate(zip(outs, _leaves(wants), strict=True)):
         if not torch.can_cast(want.result.dtype, out.dtype):
             return f"out[{number}] is {out.dtype}, the result {want.result.dtype}"
+        if number in case.program.values and out.dtype != want.result.dtype:
+            return f"out[{number}] is {out.dtype}, and blocks combine theirs in {want.result.dtype}"
         if out.numel() > 1 and not any(out.stride()):
             return f"out[{number}] is one cell for {out.numel()} elements"
     if case.fault == "partial overlap" and any(part.argument is not None for part in parts):

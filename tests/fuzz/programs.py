@@ -1,7 +1,7 @@
 """The pool of functions that the fuzz draws from: useful ones, and random expression trees, each over fixed dtypes.
 
-Knows torch's operators and the dtypes they take; nothing of layouts, shapes of operands or kernels. The pool is bounded and the same
-in every process, so that kernels are compiled once and then run over many layouts.
+Knows torch's operators, the two values of all elements, and the dtypes they take; nothing of layouts, shapes of operands or kernels. The
+pool is bounded and the same in every process, so that kernels are compiled once and then run over many layouts.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
+
+import wideload as wl
 
 __all__ = ["PROGRAMS", "Oracle", "Program", "Shapes"]
 
@@ -44,7 +46,7 @@ class Program:
 
     ``ulps`` is what the ``double`` oracle allows, in units in the last place of the result. ``zeros_differ`` is false where torch itself
     does not define which of 0 and -0 is returned. ``takes_numbers``: 0-dim CPU tensors may stand beside CUDA tensors, as every result
-    depends on all operands.
+    depends on all operands. ``values`` are the results that are one value of all elements.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Program:
     ulps: int = 0
     zeros_differ: bool = True
     takes_numbers: bool = False
+    values: tuple[int, ...] = ()
 
     @property
     def numbers(self) -> tuple[str, ...]:
@@ -72,7 +75,7 @@ class Program:
         """The function, made anew, with lines that a trace can quote."""
         file = f"<fuzz {self.name}>"
         linecache.cache[file] = (len(self.text), None, [self.text], file)
-        function: Callable[..., Any] = eval(compile(self.text, file, "eval"), {"torch": torch, "F": F})
+        function: Callable[..., Any] = eval(compile(self.text, file, "eval"), {"torch": torch, "F": F, "wl": wl})
         return function
 
 
@@ -118,6 +121,20 @@ _USEFUL: tuple[tuple[str, str, Sequence[tuple[torch.dtype, ...]], dict[str, Any]
     ("both", "lambda a, b, c: ((a + b).to(torch.bfloat16), c + a)", ((i8, f32, f64), (bf16, bf16, f32)), {}),
     ("apart", "lambda a, b: (a + 1, a * b, b - 1)", ((f32, f32), (i8, f16)), {}),
     ("split", "lambda a, b: {'sum': a + b, 'less': a < b}", ((bf16, bf16),), {}),
+    # ---- values of all elements
+    (
+        "largest",
+        "lambda a, b: (a * b, wl.amax(a * b), wl.any_nonfinite(b))",
+        ((f32, f32), (bf16, bf16), (f16, f32), (f64, bf16)),
+        {"takes_numbers": True, "values": (1, 2)},
+    ),
+    ("largest_alone", "lambda a, b: (wl.amax(a), wl.any_nonfinite(a + b))", ((f32, f32), (f64, f64)), {"values": (0, 1)}),
+    (
+        "largest_of_parts",
+        "lambda a, b: (wl.amax(torch.cat((a, b + 1), -1)), a[..., 1:] + 1)",
+        ((f32, f32),),
+        {"shapes": "equal", "values": (0,)},
+    ),
     # ---- views inside the function
     ("packed", "lambda a: a.chunk(2, dim=-1)[0].neg() * a.chunk(2, dim=-1)[1]", ((bf16,), (i8,)), {"shapes": "even"}),
     ("halves", "lambda a: a.chunk(2, dim=-1)[0] - 1", ((u8,), (f16,)), {"shapes": "even"}),

@@ -62,6 +62,12 @@ def moments(grad: Any, mean: Any, square: Any, beta: Any) -> Any:
 
 
 @wl.fuse
+def scaled_with_amax(x: Any, scale: Any) -> Any:
+    y = x.float() * scale
+    return y.to(bf16), wl.amax(y), wl.any_nonfinite(y)
+
+
+@wl.fuse
 def causal_dropout(scores: Any) -> Any:
     return torch.where(wl.index(-1) <= wl.index(-2), F.dropout(scores, 0.1), 0.0)
 
@@ -89,12 +95,15 @@ KERNELS: dict[str, Callable[[], Any]] = {
     "dense_in_place": lambda: decay.plan(WEIGHT, GRAD, 0.01, out=WEIGHT, target="sm_90"),
     "dense_eager": lambda: rounded.plan(meta(4096, dtype=f16), meta(4096, dtype=f16), target="sm_90"),
     "dense_several_results": lambda: moments.plan(meta(4096), meta(4096), meta(4096), 0.9, target="sm_90"),
+    "dense_side_results": lambda: scaled_with_amax.plan(meta(4096, dtype=bf16), 2.0, target="sm_90"),
+    "rows_side_results": lambda: scaled_with_amax.plan(torch.zeros(5, 30, dtype=bf16)[:, 1:], 2.0, target="sm_90"),
 }
 
 
 LISTED = [torch.zeros(8, dtype=bf16)]
 LISTS: dict[str, tuple[wl.FusedFunction, tuple[Any, ...], Any]] = {
     "foreach_several_results": (moments, ([torch.zeros(8)], [torch.zeros(8)], [torch.zeros(8)], 0.9), None),
+    "foreach_side_results": (scaled_with_amax, ([torch.zeros(8, dtype=bf16)], 2.0), None),
     "foreach_in_place": (noisy_decay, (LISTED, [torch.zeros(8, dtype=bf16)], 0.01), LISTED),
     "foreach_each_number": (shifted_gelu, ([torch.zeros(8, dtype=bf16)], [torch.tensor(1.0)], [2.0]), None),
 }

@@ -62,6 +62,8 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "swiglu_quantize_fp8": lambda gate, up, scale, dtype=e4m3: (
         (F.silu(gate.float()) * up.float() / scale).clamp(-FP8_MAX[dtype], FP8_MAX[dtype]).to(dtype)
     ),
+    "unscale": lambda grad, inv_scale: (grad * inv_scale, (~grad.isfinite()).any().float()),
+    "unscale_": lambda grad, inv_scale: (~grad.isfinite()).any().float(),
     "dequantize_int8": lambda q, scale, dtype=bf16, zero_point=0: ((q.float() - zero_point) * scale).to(dtype),
 }
 
@@ -154,6 +156,49 @@ def test_swiglu_goes_to_fp8_with_one_rounding() -> None:
         assert torch.equal(got.float(), PLAIN["swiglu_quantize_fp8"](gate, up, scale, dtype).float())
     with pytest.raises(wl.DtypeError, match=r"swiglu_quantize_fp8 got dtype=torch\.float16"):
         ops.swiglu_quantize_fp8(gate, up, scale, torch.float16)
+
+
+@pytest.mark.parametrize("dtype", [bf16, f32], ids=str)
+def test_quantising_gives_the_largest_value_too(dtype: torch.dtype) -> None:
+    gate, up = (torch.randn(64, 48).mul(8).to(dtype) for _ in range(2))
+    scale = torch.rand(64, 1) + 0.1
+    y = F.silu(gate.float()) * up.float()
+    q, largest = ops.swiglu_quantize_fp8(gate, up, scale, with_amax=True)
+    assert torch.equal(q.float(), ops.swiglu_quantize_fp8(gate, up, scale).float())
+    torch.testing.assert_close(largest, y.abs().max(), rtol=1e-6, atol=0)
+    q, largest = ops.quantize_fp8(gate, scale, e5m2, with_amax=True)
+    assert torch.equal(q.float(), ops.quantize_fp8(gate, scale, e5m2).float())
+    assert torch.equal(largest, gate.float().abs().max())
+
+
+def test_gradients_are_unscaled_as_gradscaler_does() -> None:
+    def gradients(*special: float) -> list[torch.Tensor]:
+        found = [torch.randn(size, generator=torch.Generator().manual_seed(size)) for size in (7, 0, 33)]
+        found += [found[2].to(torch.float16)[1:], torch.tensor(3.0)]
+        for value in special:
+            found[3][5] = value
+        return found
+
+    inv_scale = torch.tensor(1 / 1024)
+    for special in ((), (math.inf,), (math.nan,), (-math.inf, 65504.0)):
+        mine, torchs, found = gradients(*special), gradients(*special), torch.zeros(1)
+        for grads in (torchs[:3] + torchs[4:], torchs[3:4]):  # of one dtype each
+            torch._amp_foreach_non_finite_check_and_unscale_(grads, found, inv_scale)
+        got = ops.unscale_.foreach(mine, inv_scale)
+        assert (got.dtype, got.shape, got.item()) == (f32, (), found.item())
+        singly = gradients(*special)
+        assert max(ops.unscale_(grad, inv_scale).item() for grad in singly) == found.item()
+        pairs = ops.unscale.foreach(gradients(*special), inv_scale)
+        assert max(flag.item() for _, flag in pairs) == found.item()
+        for one, two, (three, _), due in zip(mine, singly, pairs, torchs, strict=True):
+            for have in (one, two, three):
+                torch.testing.assert_close(have, due.to(have.dtype), rtol=0, atol=0, equal_nan=True)
+    assert ops.unscale_.foreach([], inv_scale).item() == 0
+    for bad in (2.0, None, [2.0]):
+        with pytest.raises(wl.WideloadError):
+            ops.unscale_(bad, inv_scale)
+    with pytest.raises(wl.DtypeError, match="any_nonfinite got a tensor of i32"):
+        ops.unscale_(torch.ones(3, dtype=torch.int32), 2)
 
 
 def test_lists_are_cast() -> None:

@@ -15,7 +15,7 @@ import torch
 
 from wideload.analyze.bytes import Span, count_bytes, span_of
 from wideload.analyze.sectors import SECTOR_BYTES
-from wideload.expr import Apply, Cast, Const, Coordinate, Draw, Expr, Joined, Load, Number, Position, Viewed
+from wideload.expr import Apply, Cast, Const, Coordinate, Draw, Expr, Joined, Load, Number, Position, Reduced, Viewed
 from wideload.layout import INT31_MAX, IterSpace, build_space, contiguous_strides, expand_strides, is_row_major, like_strides
 from wideload.promotion import operand_dtypes
 from wideload.replay import NodeLayout
@@ -130,6 +130,9 @@ def eager_kernels(expr: Expr, layouts: Sequence[NodeLayout], places: Sequence[Pl
                 tensors.append(_Tensor(places[node.operand], node.dtype, layout))
             case Viewed():
                 tensors.append(_viewed(tensors[node.operand], node, layout))
+            case Reduced():
+                tensors.append(None)
+                eager.reduce(node, tensors[node.operand])
             case Apply() if node.op.is_alias or _is_kept(node, tensors):
                 tensors.append(tensors[node.operands[0]])
             case _:
@@ -162,6 +165,14 @@ class _Eager:
             if node.op.converts_first:
                 read = [(self._converted(t, dtype), dtype) for t, dtype in read]
             self._launch(node.op.name, result, [t for t, _ in read], is_cast=any(t.dtype != dtype for t, dtype in read))
+
+    def reduce(self, node: Reduced, source: _Tensor | None) -> None:
+        """One value of all elements, taken to be found in a pass that reads them once: eager's ``x.abs().amax()`` is no faster."""
+        if source is not None and source.span is not None:
+            grid = -(-math.prod(source.layout.shape) // (_THREADS * _UNROLLED_ELEMENTS))
+            size = 1, _UNROLLED_ELEMENTS, _THREADS, grid, 1
+            nbytes = count_bytes([source.span]).nbytes, node.dtype.itemsize
+            self.kernels.append(AtenKernel(node.reduction.name, "vectorized", "one value of all elements", *size, *nbytes))
 
     def _converted(self, tensor: _Tensor, dtype: torch.dtype | None) -> _Tensor:
         """What ``torch.where`` makes of a value of another dtype before it iterates."""

@@ -21,7 +21,7 @@ from wideload.analyze.inflight import DRAM_LATENCY_NS, bytes_in_flight_per_sm, l
 from wideload.analyze.occupancy import Occupancy, occupancy
 from wideload.analyze.sectors import LINE_BYTES, SECTOR_BYTES, WARP_SIZE, WarpAccess, warp_sectors
 from wideload.decode import check_schema, decode
-from wideload.expr import Expr
+from wideload.expr import Expr, Reduced
 from wideload.gpus import Target, bytes_in_flight_target
 from wideload.layout import IterSpace, build_space, is_row_major
 from wideload.nvrtc import Cubin
@@ -333,7 +333,8 @@ def explain_call(
         _union(placed, count_sectors) for kernel in kernels for placed in (_loads(kernel.plan, places), _stores(kernel.plan, out_places))
     ]
     moved_nbytes = sum(cover.nbytes for cover in moved)
-    num_elements = max((math.prod(layouts[node].shape) for node in expr.outputs), default=0) if kernels else 0  # kernels may write parts
+    of_results = [node.operand if isinstance(node := expr.nodes[number], Reduced) else number for number in expr.outputs]
+    num_elements = max((math.prod(layouts[number].shape) for number in of_results), default=0) if kernels else 0  # kernels may write parts
     nominal = nominal_bandwidth(figures)
     achievable = achievable_bandwidth(figures, read.nbytes, written.nbytes)
     # What follows from an assumption is one; the least time is defined by the nominal bandwidth, and needs none.
@@ -473,7 +474,7 @@ def _explain_operands(kernel: int, plan: KernelPlan, places: Sequence[Place], ou
 def _request(plan: KernelPlan, space: IterSpace, row: int, itemsize: int, access: Access, address: int) -> WarpAccess:
     """What one access of the first warp touches; all of a thread's, of an operand of which it takes every few elements."""
     lanes = min(WARP_SIZE, space.num_elements)
-    if access in ("row", "uniform"):
+    if access in ("row", "uniform", "reduced"):
         return warp_sectors([address], itemsize)
     if access == "strided":
         return warp_sectors((address + itemsize * _offset(space, row, lane) for lane in range(lanes)), itemsize)
@@ -740,7 +741,7 @@ _ROLES = {"load": "read", "store": "written"}
 
 
 def _judge_widths(explanation: Explanation, kernel: ExplainedKernel, own: Sequence[ExplainedOperand]) -> list[Verdict]:
-    once = Counter(8 * o.itemsize for o in own if o.access in ("row", "uniform"))  # one element for many
+    once = Counter(8 * o.itemsize for o in own if o.access in ("row", "uniform", "reduced"))  # one element for many
     in_memory = [
         replace(access, count=access.count - (once[access.width_bits] if access.kind == "load" else 0))
         for access in kernel.accesses

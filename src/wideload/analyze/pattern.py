@@ -83,7 +83,7 @@ def operand_pattern(explanation: Explanation, operand: ExplainedOperand) -> Patt
     space = build_space(operand.shape, [other.strides for other in own], outputs=written)
     row, first, itemsize = own.index(operand), operand.line_byte, operand.itemsize
     active = min(WARP_SIZE, space.num_elements)
-    if operand.access in ("row", "uniform"):
+    if operand.access in ("row", "uniform", "reduced"):
         return Pattern(itemsize, ((first,),) * active)
     if operand.access == "strided":
         return Pattern(itemsize, tuple((first + itemsize * _offset(space, row, lane),) for lane in range(active)))

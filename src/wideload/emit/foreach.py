@@ -44,6 +44,10 @@ def emit_foreach(program: Program, variant: Variant) -> str:
             else:
                 body.append(f"const {p.type.storage}* const {p.name}_data = {pointer};")
     for r, load in zip(program.results, table.in_place, strict=True):
+        if r.is_reduced:
+            members.append(entry(f"{r.type.storage}* {r.name}_word", False))
+            body.append(f"largest<{r.type.storage}> {r.name}_data({value(f'{r.name}_word', False)});")
+            continue
         if load is None:
             members.append(entry(f"{r.type.storage}* {r.name}_data", False))
         pointer = f"{r.name if load is None else program.parameters[load].name}_data"
@@ -56,8 +60,11 @@ def emit_foreach(program: Program, variant: Variant) -> str:
         members.append(entry("const long long* seed_data", True))
         body.append("const unsigned long long seed = (unsigned long long)lists_data.seed_data[slot];")
 
-    walked = [*(p.name for p in runs), *(r.name for r in program.results)]
+    stored = [r.name for r in program.results if not r.is_reduced]
+    walked = [*(p.name for p in runs), *stored]
     aligned = [f"is_aligned<{count}>({walker}_data)" for walker in walked]
+    beat = next(iter((*stored, *walked)), None)
+    phase = f" - phase_of<{count}>({beat}_data)" if beat else ""
     operands = [f"widen({p.name}_v[m].get(k))" if access == "vector" else p.name for p, access, _ in loads]
     operands += [f"{p.name}_v[m].get(k)" for p in program.positions]
     call = element_call(program, operands, [f"{r.name}_v[m][k]" for r in program.results])
@@ -66,10 +73,10 @@ def emit_foreach(program: Program, variant: Variant) -> str:
         "const int slot = chunk_v.at[0];",
         "const long long n = lists_data.n[slot];",
         *body,
-        f"const long long first = (long long)chunk_v.at[1] * {size} - phase_of<{count}>({program.results[0].name}_data);",
+        f"const long long first = (long long)chunk_v.at[1] * {size}{phase};",
         "if (first >= n) return;",
         f"const long long e = first + threadIdx.x * {count};",
-        f"const bool is_full = first >= 0 && first + {size} <= n && {' && '.join(aligned)};",
+        f"const bool is_full = first >= 0 && first + {size} <= n{''.join(f' && {is_so}' for is_so in aligned)};",
         *(f"vec<{p.type.storage}, {count}> {p.name}_v[{table.accesses}];" for p in runs),
     ]
     if runs:
@@ -92,9 +99,11 @@ def emit_foreach(program: Program, variant: Variant) -> str:
     stores = []
     for r in program.results:
         data, at = f"{r.name}_data", f"e + m * {step}"
-        stores += [f"if (is_full || is_whole<{count}>({data}, {at}, n)) {{", f"    store_whole({data} + {at}, {r.name}_v[m]);"]
+        is_whole, store = ("is_full", "reduced") if r.is_reduced else (f"is_full || is_whole<{count}>({data}, {at}, n)", "whole")
+        stores += [f"if ({is_whole}) {{", f"    store_{store}({data} + {at}, {r.name}_v[m]);"]
         stores += ["} else {", f"    store_some({data}, {at}, n, {r.name}_v[m]);", "}"]
     lines += unrolled("m", table.accesses, stores)
+    lines += [f"{r.name}_data.settle();" for r in program.reduced]
     struct = "\n".join([f"struct {name}_lists_data {{  // of each tensor, by value", *members, "};"])
     head = (
         f'extern "C" __global__ void __launch_bounds__({threads})\n{name}_foreach(\n'

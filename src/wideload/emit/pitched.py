@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from wideload.emit.element import element_loop
 from wideload.emit.positions import count_positions, declare_positions, set_positions
-from wideload.emit.signature import emit_definition, emit_uniform
+from wideload.emit.signature import emit_definition, emit_uniform, inside
 from wideload.emit.text import INDEX_TYPES, division_sizes, take_apart, unrolled
 from wideload.emit.walk import WalkedLoad, guarded, store_functions, walk_sizes, walked_loads, whole_loads, whole_words
 from wideload.lower import Program
@@ -35,7 +35,6 @@ def emit_pitched(program: Program, variant: Variant) -> str:
     places, rest = take_apart("i", ["slot", *outer[:-1]], divisors, variant.index_bits)
     body = [
         f"const {unsigned} i = ({unsigned})blockIdx.x * {variant.threads} + threadIdx.x;",
-        f"if (i >= ({unsigned})n) return;",
         *emit_uniform(program, variant),
         *places,
         f"const {unsigned} {outer[-1]} = {rest};",
@@ -85,4 +84,4 @@ def emit_pitched(program: Program, variant: Variant) -> str:
             [f"store_some({r.name}_data + {r.name}_at, column, size0, {r.name}_v);" for r in program.results],
         ),
     ]
-    return emit_definition(program, variant, sizes, body)
+    return emit_definition(program, variant, sizes, [body[0], *inside(program, "i", f"({unsigned})n", body[1:])])

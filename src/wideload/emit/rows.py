@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from wideload.emit.element import element_loop
 from wideload.emit.positions import count_positions, declare_positions, set_positions
-from wideload.emit.signature import emit_definition, emit_uniform
+from wideload.emit.signature import emit_definition, emit_uniform, inside
 from wideload.emit.text import INDEX_TYPES, division_sizes, take_apart, unrolled
 from wideload.emit.walk import WalkedLoad, guarded, store_functions, walk_sizes, walked_loads, whole_loads, whole_words
 from wideload.lower import Program
@@ -51,7 +51,6 @@ def emit_rows(program: Program, variant: Variant) -> str:
     in_row = f" && {column} + {count} <= ({unsigned})size0" if rank > 1 else ""
     body = [
         f"const {index} e = (({index})blockIdx.x * {variant.threads} + ({index})threadIdx.x) * {count}{begin};",
-        f"if (e >= ({index})n) return;",
         *([] if variant.is_whole else [f"const bool is_full = e >= 0 && e + {count} <= ({index})n;"]),
         *emit_uniform(program, variant),
         *(f"vec<{load.parameter.type.storage}, {count}> {load.name}_v = {{}};" for load in loads),
@@ -76,4 +75,4 @@ def emit_rows(program: Program, variant: Variant) -> str:
             [f"store_some({r.name}_data, e, n, {r.name}_v);" for r in program.results],
         ),
     ]
-    return emit_definition(program, variant, sizes, body)
+    return emit_definition(program, variant, sizes, [body[0], *inside(program, "e", f"({index})n", body[1:])])

@@ -22,17 +22,33 @@ from wideload.plan import (
     Variant,
 )
 
-__all__ = ["emit_definition", "emit_uniform"]
+__all__ = ["emit_definition", "emit_uniform", "inside"]
 
 _COMPLEX = "complex<double>"
 
 
 def emit_definition(program: Program, variant: Variant, sizes: Sequence[str], body: Sequence[str]) -> str:
-    """The kernel whose run-time integers are ``sizes`` and whose statements, a line each, are ``body``."""
+    """The kernel whose run-time integers are ``sizes`` and whose statements, a line each, are ``body``.
+
+    Every thread of a block gets to the end of ``body`` where a result is one value of all elements: see `inside`.
+    """
+    body = [*_declare_reduced(program), *body, *(f"{r.name}_data.settle();" for r in program.reduced)]
     if variant.is_one_of_several:
         body = ["let_next_start();", *body, "outlast_previous();"]
     text = "\n".join(indented(body))
     return f"{_head(program, variant, sizes)}\n{{\n{text}\n}}"
+
+
+def _declare_reduced(program: Program) -> list[str]:
+    """What is stored to in the place of the memory of a result that is one value of all elements."""
+    return [f"largest<{r.type.storage}> {r.name}_data({r.name}_word);" for r in program.reduced]
+
+
+def inside(program: Program, counter: str, bound: str, body: Sequence[str]) -> list[str]:
+    """``body`` for threads whose ``counter`` is below ``bound``; the others leave, where no value of all elements is waited for."""
+    if not program.reduced:
+        return [f"if ({counter} >= {bound}) return;", *body]
+    return [f"if ({counter} < {bound}) {{", *indented(body), "}"]
 
 
 def _head(program: Program, variant: Variant, sizes: Sequence[str]) -> str:
@@ -45,7 +61,8 @@ def _head(program: Program, variant: Variant, sizes: Sequence[str]) -> str:
             parameters += _by_value(ctype, f"{parameter.name}_value")
         else:
             parameters.append(f"const {parameter.type.storage}*{restrict} {parameter.name}_data")
-    parameters += [f"{r.type.storage}*{restrict} {r.name}_data" for r in program.results]
+    for r in program.results:
+        parameters.append(f"{r.type.storage}* {r.name}_word" if r.is_reduced else f"{r.type.storage}*{restrict} {r.name}_data")
     parameters += ["const long long* __restrict__ seed_data"] if program.has_draws else []
     parameters += [f"const long long {size}" for size in (*sizes, *position_sizes(program, variant))]
     parameters += [parameter for s in program.scalars for parameter in _by_value(s.ctype, s.name)]

@@ -6,7 +6,7 @@ A thread takes the same columns of several rows, so that what they share is read
 from __future__ import annotations
 
 from wideload.emit.element import element_call
-from wideload.emit.signature import emit_definition, emit_uniform
+from wideload.emit.signature import emit_definition, emit_uniform, inside
 from wideload.emit.text import INDEX_TYPES, division_sizes, take_apart, unrolled
 from wideload.lower import Program
 from wideload.plan import Variant
@@ -48,11 +48,13 @@ def emit_strips(program: Program, variant: Variant) -> str:
         *(f"{r.type.compute} {r.name}_v[{count}];" for r in program.results),
         *unrolled("k", count, element_call(program, operands, [f"{r.name}_v[k]" for r in program.results])),
     ]
-    stores = [f"store_vector({r.name}_data + ({place(r.name)} + column), {r.name}_v);" for r in program.results]
+    stores = [
+        f"store_{access}({r.name}_data + ({place(r.name)} + column), {r.name}_v);"
+        for r, access in zip(program.results, variant.stores, strict=True)
+    ]
     places, rest = take_apart("i", [f"at{d}" for d in range(rank - 1)], divisors, variant.index_bits)
     body = [
         f"const {unsigned} i = ({unsigned})blockIdx.x * {variant.threads} + threadIdx.x;",
-        f"if (i >= ({unsigned})n) return;",
         *emit_uniform(program, variant),
         *places,
         f"const {unsigned} at{rank - 1} = {rest};",
@@ -63,4 +65,4 @@ def emit_strips(program: Program, variant: Variant) -> str:
         *repeated,
         *unrolled("r", rows, [*each, *stores], ctype="unsigned"),
     ]
-    return emit_definition(program, variant, sizes, body)
+    return emit_definition(program, variant, sizes, [body[0], *inside(program, "i", f"({unsigned})n", body[1:])])

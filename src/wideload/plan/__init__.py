@@ -5,7 +5,7 @@ nothing. Knows no driver and writes no CUDA. `kernel_plan` asks the families' mo
 """
 
 from wideload.plan.choice import Reason
-from wideload.plan.kernel_plan import KernelPlan, Operand, Target, plan_kernels
+from wideload.plan.kernel_plan import KernelPlan, Operand, Target, plan_kernels, walked_targets
 from wideload.plan.tuning import ALLOWED, BUILT_IN, DEFAULT, Tuning, built_in_tuning
 from wideload.plan.variant import (
     ACCESS_BYTES,
@@ -53,4 +53,5 @@ __all__ = [
     "Variant",
     "built_in_tuning",
     "plan_kernels",
+    "walked_targets",
 ]

@@ -10,7 +10,7 @@ import torch
 
 from wideload.dtypes import scalar_type
 from wideload.expr import Expr, Numerics
-from wideload.layout import INT31_MAX, build_space, expand_strides
+from wideload.layout import INT31_MAX, build_space, expand_strides, like_strides
 from wideload.lower import Program, Store, lower_expr
 from wideload.plan.choice import Reason, Walk
 from wideload.plan.dense import choose_dense
@@ -20,10 +20,11 @@ from wideload.plan.strips import choose_strips
 from wideload.plan.tile import choose_tile
 from wideload.plan.tuning import DEFAULT, Tuning
 from wideload.plan.variant import Access, Pace, Variant
+from wideload.reductions import Reduction
 from wideload.replay import NodeLayout
 from wideload.views import View
 
-__all__ = ["KernelPlan", "Operand", "Target", "plan_kernels"]
+__all__ = ["KernelPlan", "Operand", "Target", "plan_kernels", "walked_targets"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,10 @@ class Operand:
 
 @dataclass(frozen=True)
 class Target:
-    """A view of output ``output``, ``offset_bytes`` behind its first element, that receives node ``node``."""
+    """A view of output ``output``, ``offset_bytes`` behind its first element, that receives node ``node``.
+
+    With ``reduction`` the output is one value of all elements of the node, of which ``layout`` is a part in eager's strides.
+    """
 
     node: int
     dtype: torch.dtype
@@ -52,6 +56,7 @@ class Target:
     phase_bytes: int
     output: int
     offset_bytes: int = 0
+    reduction: Reduction | None = None
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,7 @@ def plan_kernels(
     plans = []
     for shape, positions in shapes.items():
         chosen = [targets[position] for position in positions]
-        program = lower_expr(expr, tuple(Store(t.node, t.dtype) for t in chosen), numerics=numerics, fast_math=fast_math)
+        program = lower_expr(expr, tuple(Store(t.node, t.dtype, t.reduction) for t in chosen), numerics=numerics, fast_math=fast_math)
         if 0 not in shape:
             plan = _plan_kernel(program, operands, chosen, shape, is_in_place, walks, tuning)
             plans.append(replace(plan, seed=seed) if program.has_draws else plan)
@@ -123,7 +128,8 @@ def _plan_kernel(
     tuning: Tuning,
 ) -> KernelPlan:
     loads = [operands[parameter.operand] for parameter in program.parameters]
-    tensors: list[Operand | Target] = [*(load for load in loads if not load.on_host), *targets]
+    on_device = [load for load in loads if not load.on_host]
+    tensors: list[Operand | Target] = [*on_device, *walked_targets(targets, on_device)]
     names = [p.name for p, load in zip(program.parameters, loads, strict=True) if not load.on_host] + [r.name for r in program.results]
     num_inputs = len(tensors) - len(targets)
     load_strides = [expand_strides(load.layout.shape, load.layout.strides, shape) for load in loads]
@@ -140,7 +146,7 @@ def _plan_kernel(
         or (None if positions else choose_strips(space, walks, num_inputs, program, tuning))
         or choose_rows(space, walks, num_inputs, tuning)
         or choose_pitched(space, walks, num_inputs, tuning)
-        or choose_tile(space, walks, num_inputs, tuning)
+        or choose_tile(space, walks, num_inputs, tuning, sum(result.type.itemsize for result in program.reduced))
         or choose_strided(space, walks, tuning)
     )
     accesses, steps = iter(choice.accesses), iter(choice.steps)
@@ -155,7 +161,7 @@ def _plan_kernel(
     variant = Variant(
         family=choice.family,
         loads=tuple(load_accesses),
-        stores=tuple(accesses),
+        stores=tuple("reduced" if result.is_reduced else access for result, access in zip(program.results, accesses, strict=True)),
         elements=choice.elements,
         rank=max(1, len(space.dims)),
         index_bits=choice.index_bits,
@@ -172,10 +178,13 @@ def _plan_kernel(
     if is_in_place:
         reasons.append(Reason("cache", "coherent loads", "an output is also an input, so the read-only path is not allowed"))
     reasons += _draw_reasons(program, paces)
+    if program.reduced:
+        listed = ", ".join(target.reduction.name for target in targets if target.reduction is not None)
+        reasons.append(Reason("side results", listed, "at most one atomic a block each, none where what is there is as large"))
     sources = tuple((load.tensor, load.offset_bytes) for load in loads)
     places = tuple((target.output, target.offset_bytes) for target in targets)
     source_layouts = tuple(NodeLayout(shape, strides) for strides in load_strides)
-    target_layouts = tuple(target.layout for target in targets)
+    target_layouts = tuple(target.layout if target.reduction is None else NodeLayout(shape, (0,) * len(shape)) for target in targets)
     return KernelPlan(
         program,
         variant,
@@ -188,6 +197,19 @@ def _plan_kernel(
         (*choice.sizes, *position_sizes),
         tuple(reasons),
     )
+
+
+def walked_targets(targets: Sequence[Target], inputs: Sequence[Operand]) -> list[Target]:
+    """What sets the pace of a kernel: a target that is one value is walked as the first that is stored, and where all are, as if it were.
+
+    It is taken for an aligned tensor of the widest input's dtype then, in eager's order of dims.
+    """
+    beat = next((target for target in targets if target.reduction is None), None)
+    if beat is None:
+        layout = NodeLayout(targets[0].layout.shape, like_strides(targets[0].layout.shape, targets[0].layout.strides))
+        dtype = max((load.dtype for load in inputs), key=lambda dtype: dtype.itemsize, default=targets[0].dtype)
+        beat = replace(targets[0], dtype=dtype, layout=layout, phase_bytes=0)
+    return [beat if target.reduction is not None else target for target in targets]
 
 
 def _pace(view: View, stride: int) -> Pace:

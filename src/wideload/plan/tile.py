@@ -23,8 +23,11 @@ TILE_ACROSS = 8
 """Accesses along an output's line that a warp of a ``tile`` kernel stores together: 128 bytes of each of four lines."""
 
 
-def choose_tile(space: IterSpace, walks: Sequence[Walk], num_inputs: int, tuning: Tuning) -> Choice | None:
-    """Some inputs run along another dim than the outputs, through shared memory; the others along the outputs' rows."""
+def choose_tile(space: IterSpace, walks: Sequence[Walk], num_inputs: int, tuning: Tuning, shared_bytes: int = 0) -> Choice | None:
+    """Some inputs run along another dim than the outputs, through shared memory; the others along the outputs' rows.
+
+    ``shared_bytes`` of a block's shared memory are taken.
+    """
     if len(space.dims) < 2 or any(walk.strides[0] != 1 for walk in walks[num_inputs:]):
         return None
     widest = max((walk.type for walk in walks if walk.strides[0] == 1), key=lambda t: t.itemsize)
@@ -53,7 +56,7 @@ def choose_tile(space: IterSpace, walks: Sequence[Walk], num_inputs: int, tuning
         # Lines that begin at sectors, not at any 16 bytes, write none in two parts. On an H200, of the wall: bf16 0.913 against 0.859,
         # fp32 0.916 against 0.867, fp64 0.933 against 0.897; at 64 bytes bf16 0.907.
         tile = replace(tile, halo=max(width, SECTOR_BYTES // outputs[0].type.itemsize))
-    if sum(turned_bytes) * (tile.columns + tile.halo) * (tile.ring or tile.lines) > STATIC_SHARED_BYTES:
+    if sum(turned_bytes) * (tile.columns + tile.halo) * (tile.ring or tile.lines) + shared_bytes > STATIC_SHARED_BYTES:
         return None  # more operands than have rings of 32 bytes
     num_across = -(-(dims[0].size + (tile.halo - 1 if tile.halo else beat[0])) // tile.columns)
     num_along = -(-dims[1].size // tile.lines)

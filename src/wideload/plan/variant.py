@@ -62,12 +62,12 @@ three and four blocks: int8 0.77, 0.843, 0.860, bf16 0.867, 0.913, 0.909, of 115
 Family = Literal["dense", "strips", "rows", "pitched", "tile", "strided", "foreach"]
 
 Access = Literal[
-    "vector", "repeated", "realigned", "stepped", "elements", "row", "uniform", "strided", "turned", "turned_realigned", "value"
+    "vector", "repeated", "realigned", "stepped", "elements", "row", "uniform", "strided", "turned", "turned_realigned", "value", "reduced"
 ]
 """How a kernel reaches an operand: one wide access; one for all rows of a strip; aligned words, realigned in registers; the aligned words
 in which it is every second, third or fourth element; one access an element, of an output whose address is not aligned as the first
 output's is; one element a row; one element for all; through its strides; through shared memory, where its fast dim is not the outputs'
-(aligned or realigned); by value (a 0-dim CPU tensor)."""
+(aligned or realigned); by value (a 0-dim CPU tensor); by at most one atomic a block (one value of all elements)."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,18 @@ from importlib import resources
 
 __all__ = ["select_prelude"]
 
-_FILES = ("types.cuh", "convert.cuh", "math.cuh", "special.cuh", "memory.cuh", "tile.cuh", "philox.cuh", "fp8.cuh", "complex.cuh")
+_FILES = (
+    "types.cuh",
+    "convert.cuh",
+    "math.cuh",
+    "special.cuh",
+    "memory.cuh",
+    "largest.cuh",
+    "tile.cuh",
+    "philox.cuh",
+    "fp8.cuh",
+    "complex.cuh",
+)
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _DEFINED = re.compile(
     r"^(?:template <[^\n]*?> )?struct (?:alignas\([^{]*?\) )?(\w+)"  # a struct or a class template
