@@ -193,16 +193,20 @@ def empty_here(device: torch.device) -> Callable[[Sequence[int], Sequence[int], 
 _EMPTY = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_empty_strided_cuda", None)
 
 
-def run_new(
-    launches: Sequence[Launch], device: torch.device, tensors: Sequence[torch.Tensor], outputs: Sequence[Output], scalars: tuple[Any, ...]
-) -> list[torch.Tensor]:
-    """Put the kernels on the current stream of ``device``; the outputs, in memory of their own."""
-    outs = [
+def _new(outputs: Sequence[Output], device: torch.device) -> list[torch.Tensor]:
+    return [
         torch.zeros(output.layout.shape, dtype=output.dtype, device=device)
         if output.is_reduced
         else torch.empty_strided(output.layout.shape, output.layout.strides, dtype=output.dtype, device=device)
         for output in outputs
     ]
+
+
+def run_new(
+    launches: Sequence[Launch], device: torch.device, tensors: Sequence[torch.Tensor], outputs: Sequence[Output], scalars: tuple[Any, ...]
+) -> list[torch.Tensor]:
+    """Put the kernels on the current stream of ``device``; the outputs, in memory of their own."""
+    outs = _new(outputs, device)
     run_launches(launches, device.index, tensors, outs, scalars)
     return outs
 
