@@ -13,15 +13,14 @@ swiglu_dense(
     bf16* __restrict__ out_data,
     const long long n)
 {
-    const long long first = (long long)blockIdx.x * 1024;
-    const long long i = first + threadIdx.x * 8;
-    const bool is_full = first + 1024 <= n;
+    const long long i = (long long)blockIdx.x * 1024 + threadIdx.x * 8;
+    const bool is_full = i + 8 <= n;
     vec<bf16, 8> gate_v;
     vec<bf16, 8> up_v;
-    if (is_full) {  // inner block: whole accesses, no bounds
+    if (is_full) {
         gate_v = load_vector<8>(gate_data + i);
         up_v = load_vector<8>(up_data + i);
-    } else {  // the last block
+    } else {  // the last elements
         gate_v = load_some<8>(gate_data, i, n);
         up_v = load_some<8>(up_data, i, n);
     }

@@ -16,15 +16,14 @@ rounded_dense(
     f16* __restrict__ out_data,
     const long long n)
 {
-    const long long first = (long long)blockIdx.x * 1024;
-    const long long i = first + threadIdx.x * 8;
-    const bool is_full = first + 1024 <= n;
+    const long long i = (long long)blockIdx.x * 1024 + threadIdx.x * 8;
+    const bool is_full = i + 8 <= n;
     vec<f16, 8> x_v;
     vec<f16, 8> y_v;
-    if (is_full) {  // inner block: whole accesses, no bounds
+    if (is_full) {
         x_v = load_vector<8>(x_data + i);
         y_v = load_vector<8>(y_data + i);
-    } else {  // the last block
+    } else {  // the last elements
         x_v = load_some<8>(x_data, i, n);
         y_v = load_some<8>(y_data, i, n);
     }

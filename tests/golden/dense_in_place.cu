@@ -16,15 +16,14 @@ decay_dense(
     const double number,
     const double lr)
 {
-    const long long first = (long long)blockIdx.x * 512;
-    const long long i = first + threadIdx.x * 4;
-    const bool is_full = first + 512 <= n;
+    const long long i = (long long)blockIdx.x * 512 + threadIdx.x * 4;
+    const bool is_full = i + 4 <= n;
     vec<float, 4> weight_v;
     vec<float, 4> grad_v;
-    if (is_full) {  // inner block: whole accesses, no bounds
+    if (is_full) {
         weight_v = load_vector<4>(weight_data + i);
         grad_v = load_vector<4>(grad_data + i);
-    } else {  // the last block
+    } else {  // the last elements
         weight_v = load_some<4>(weight_data, i, n);
         grad_v = load_some<4>(grad_data, i, n);
     }

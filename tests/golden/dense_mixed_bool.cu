@@ -17,15 +17,14 @@ threshold_mask_dense(
     const long long n,
     const double scale)
 {
-    const long long first = (long long)blockIdx.x * 2048;
-    const long long i = first + threadIdx.x * 16;
-    const bool is_full = first + 2048 <= n;
+    const long long i = (long long)blockIdx.x * 2048 + threadIdx.x * 16;
+    const bool is_full = i + 16 <= n;
     vec<signed char, 16> x_v;
     vec<f16, 16> limit_v;
-    if (is_full) {  // inner block: whole accesses, no bounds
+    if (is_full) {
         x_v = load_vector<16>(x_data + i);
         limit_v = load_vector<16>(limit_data + i);
-    } else {  // the last block
+    } else {  // the last elements
         x_v = load_some<16>(x_data, i, n);
         limit_v = load_some<16>(limit_data, i, n);
     }

@@ -29,17 +29,16 @@ moments_dense(
     const double beta,
     const double number)
 {
-    const long long first = (long long)blockIdx.x * 512;
-    const long long i = first + threadIdx.x * 4;
-    const bool is_full = first + 512 <= n;
+    const long long i = (long long)blockIdx.x * 512 + threadIdx.x * 4;
+    const bool is_full = i + 4 <= n;
     vec<float, 4> grad_v;
     vec<float, 4> mean_v;
     vec<float, 4> square_v;
-    if (is_full) {  // inner block: whole accesses, no bounds
+    if (is_full) {
         grad_v = load_vector<4>(grad_data + i);
         mean_v = load_vector<4>(mean_data + i);
         square_v = load_vector<4>(square_data + i);
-    } else {  // the last block
+    } else {  // the last elements
         grad_v = load_some<4>(grad_data, i, n);
         mean_v = load_some<4>(mean_data, i, n);
         square_v = load_some<4>(square_data, i, n);

@@ -21,13 +21,12 @@ scaled_with_amax_dense(
 {
     largest<unsigned> out1_data(out1_word);
     largest<unsigned> out2_data(out2_word);
-    const long long first = (long long)blockIdx.x * 1024;
-    const long long i = first + threadIdx.x * 8;
-    const bool is_full = first + 1024 <= n;
+    const long long i = (long long)blockIdx.x * 1024 + threadIdx.x * 8;
+    const bool is_full = i + 8 <= n;
     vec<bf16, 8> x_v;
-    if (is_full) {  // inner block: whole accesses, no bounds
+    if (is_full) {
         x_v = load_vector<8>(x_data + i);
-    } else {  // the last block
+    } else {  // the last elements
         x_v = load_some<8>(x_data, i, n);
     }
     float out0_v[8];

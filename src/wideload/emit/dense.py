@@ -16,21 +16,20 @@ __all__ = ["emit_dense"]
 
 
 def emit_dense(program: Program, variant: Variant) -> str:
-    """The kernel's text. Only the last block can be partial; it alone looks at the element count again, for every access."""
+    """The kernel's text. One access alone can be partial: its thread looks at the element count again, for every element."""
     count = variant.elements
     runs = [(p, access) for p, access in zip(program.parameters, variant.loads, strict=True) if access == "vector"]
     stores = list(zip(program.results, variant.stores, strict=True))
     body = [
-        f"const long long first = (long long)blockIdx.x * {variant.threads * count};",
-        f"const long long i = first + threadIdx.x * {count};",
-        f"const bool is_full = first + {variant.threads * count} <= n;",
+        f"const long long i = (long long)blockIdx.x * {variant.threads * count} + threadIdx.x * {count};",
+        f"const bool is_full = i + {count} <= n;",
         *emit_uniform(program, variant),
         *(f"vec<{p.type.storage}, {count}> {p.name}_v;" for p, _ in runs),
     ]
     if runs:
-        body += ["if (is_full) {  // inner block: whole accesses, no bounds"]
+        body += ["if (is_full) {"]
         body += [f"    {p.name}_v = load_{access}<{count}>({p.name}_data + i);" for p, access in runs]
-        body += ["} else {  // the last block"]
+        body += ["} else {  // the last elements"]
         body += [f"    {p.name}_v = load_some<{count}>({p.name}_data, i, n);" for p, _ in runs]
         body += ["}"]
     body += count_positions(program, variant, count, ["i"], declared=False)

@@ -17,6 +17,9 @@ __all__ = ["STATIC_SHARED_BYTES", "TILE_ACROSS", "choose_tile"]
 STATIC_SHARED_BYTES = 48 * 1024
 """Shared memory that a block may have without asking for more (CUDA C++ Programming Guide, compute capabilities)."""
 
+LEAST_TILE_BYTES = 2048
+"""Of the smallest tile: 128 bytes of an output of one byte by one access of what is turned."""
+
 _WARP_THREADS = 32
 
 TILE_ACROSS = 8
@@ -36,7 +39,9 @@ def choose_tile(space: IterSpace, walks: Sequence[Walk], num_inputs: int, tuning
         turned = [walk for walk in walks[:num_inputs] if walk.strides[0] > 1 and walk.strides[across] == 1]
         turned_bytes = [walk.type.itemsize for walk in turned]
         out_bytes = walks[num_inputs].type.itemsize
-        tile = _fit_tile(space.dims[0].size, space.dims[across].size, width, out_bytes, turned_bytes, tuning.tile_bytes)
+        sizes = space.dims[0].size, space.dims[across].size
+        bounds = _tile_bounds(space.num_elements * max(sum(turned_bytes), out_bytes // 2), tuning)
+        tile = next(filter(None, (_fit_tile(*sizes, width, out_bytes, turned_bytes, bound) for bound in bounds)), None)
         if tile:
             break
     else:
@@ -137,6 +142,13 @@ def _tile_access(walk: Walk, beat: tuple[int, ...], width: int) -> Access:
     if walk.strides[0] == 0:
         return "row"
     return "vector" if walk.beat(width) == beat else "realigned"
+
+
+def _tile_bounds(nbytes: int, tuning: Tuning) -> list[int]:
+    """Bytes of a tile, the best first, of ``nbytes`` in all: as many as leave enough tiles to fill a GPU, more where so few hold none."""
+    wanted = 1 << max(nbytes // tuning.tile_fill, 1).bit_length() - 1
+    least = min(max(wanted, LEAST_TILE_BYTES), tuning.tile_bytes)
+    return [least << k for k in range((tuning.tile_bytes // least).bit_length())]
 
 
 def _fit_tile(num_columns: int, num_lines: int, width: int, out_bytes: int, turned_bytes: Sequence[int], tile_bytes: int) -> Tile | None:
