@@ -396,11 +396,11 @@ class FusedFunction:
             figures = read_device(call.device)
             measured = bench(self, *args, out=out, **kwargs).subject.time_us if measure and measured_us is None else None
             time_us, tuning = measured_us if measured is None else measured.median, tuning_of(call.device)
-        explanation = self._run(call, functools.partial(self._explain_call, call, figures, tuning, time_us, out))
+        explanation = self._run(call, functools.partial(self._explain_call, call, figures, time_us, out, tuning=tuning))
         return self._run(call, functools.partial(self._with_counters, explanation, call, out)) if ncu else explanation
 
     def _explain_call(
-        self, call: _Call, figures: GpuFigures, tuning: Tuning, time_us: float | None, out: Any, _: Any, traced: Traced
+        self, call: _Call, figures: GpuFigures, time_us: float | None, out: Any, _: Any, traced: Traced, *, tuning: Tuning | None = None
     ) -> Explanation:
         from wideload.analyze.explain import Place, explain_call
 
