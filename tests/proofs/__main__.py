@@ -12,6 +12,7 @@ of every input the same. The exit status is 1 where a bound is broken or is loos
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import fnmatch
 import os
 import sys
@@ -21,7 +22,7 @@ from typing import Any
 
 import torch
 
-from tests.proofs.check import DTYPES, Record, Settings, check
+from tests.proofs.check import DTYPES, Record, Settings, check, prepare
 from tests.proofs.report import read_report, summarize, write_report
 from tests.proofs.rows import PAIRS, UNARY, Row
 
@@ -64,25 +65,34 @@ def main(arguments: list[str] | None = None) -> int:
         if time.monotonic() > deadline:
             raise _OutOfTime
 
-    status = WITHIN
+    status, crashed = WITHIN, list[str]()
+    pool = concurrent.futures.ThreadPoolExecutor(1)  # one case at a time, each by all processors, beside what the device does
+    prepared = {(row, dtype): pool.submit(prepare, row, dtype, settings) for row, dtype in cases if row.needs_precision}
     for position, (row, dtype) in enumerate(cases):
         began = time.monotonic()
         try:
             on_chunk()
-            found = check(row, dtype, settings, on_chunk)
+            found = check(row, dtype, settings, on_chunk, prepared.get((row, dtype)))
         except _OutOfTime:
             print(f"stopped after {given.seconds:g} s: {len(cases) - position} of {len(cases)} are left")
             status = UNFINISHED
             break
+        except Exception as error:  # the rest of a long run is worth having
+            print(f"{position + 1:4} of {len(cases)}  {row.name} {dtype} crashed: {type(error).__name__}: {error}", flush=True)
+            crashed.append(f"{row.name} {dtype}")
+            continue
         records += found
         print(f"{position + 1:4} of {len(cases)}  {_line(row, dtype, found, settings, time.monotonic() - began)}", flush=True)
         if given.json:
             write_report(given.json, about, records)
+    pool.shutdown(cancel_futures=True)
     print(summarize(records, settings))
     if not records:
         print("nothing was tried: no row matches, or torch has none in these dtypes", file=sys.stderr)
         return status or WRONG
-    return WRONG if any(record.faults(settings) for record in records) else status
+    if crashed:
+        print(f"crashed: {', '.join(crashed)}")
+    return WRONG if crashed or any(record.faults(settings) for record in records) else status
 
 
 def _list_cases(given: argparse.Namespace) -> list[tuple[Row, str]]:
@@ -91,7 +101,8 @@ def _list_cases(given: argparse.Namespace) -> list[tuple[Row, str]]:
         raise SystemExit(f"--dtypes has {', '.join(sorted(unknown))}; allowed: {', '.join(DTYPES)}")
     unary = [(row, name) for row in UNARY for name in names] if "1" in given.operands.split(",") else []
     pairs = [(row, "f32") for row in PAIRS] if "2" in given.operands.split(",") and "f32" in names else []
-    return [case for case in unary + pairs if fnmatch.fnmatch(case[0].name, given.only)]
+    cases = [case for case in unary + pairs if fnmatch.fnmatch(case[0].name, given.only)]
+    return sorted(cases, key=lambda case: case[0].needs_precision)  # last, since multiple precision takes the processors long
 
 
 def _describe(settings: Settings) -> dict[str, Any]:
@@ -117,7 +128,7 @@ def _read_earlier(path: Path | None, about: dict[str, Any], parser: argparse.Arg
 
 def _line(row: Row, dtype: str, found: list[Record], settings: Settings, seconds: float) -> str:
     shown = [f"{record.mode} {record.tally.largest:g}{' WRONG' if record.faults(settings) else ''}" for record in found]
-    eager = [f"eager torch {found[0].eager:g}"] if found else ["torch has no such op"]
+    eager = [f"eager torch {found[0].eager}"] if found else ["torch has no such op"]
     return f"{row.name:32} {dtype:5} {seconds:6.2f} s  {', '.join([*shown, *eager])}"
 
 

@@ -6,6 +6,7 @@ Knows mpmath alone, so that a process starts at once: ``python -m tests.proofs.p
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import os
 import subprocess
 import sys
@@ -37,6 +38,10 @@ def _scaled(function: Callable[[Any], Any], sign: int) -> Callable[[Any], Any]:
     return lambda x: function(x) * mpmath.exp(sign * abs(x))
 
 
+def _of_positive(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda x: mpmath.nan if x < 0 else function(x)
+
+
 def _softplus(x: Any) -> Any:
     return x if x > 20 else mpmath.log1p(mpmath.exp(x))
 
@@ -53,14 +58,20 @@ def _log_ratio(x: Any) -> Any:
     return mpmath.log(x / (1 - x))
 
 
+def _is_pole(x: Any) -> bool:
+    return bool(x <= 0 and x == mpmath.floor(x))
+
+
 def _trigamma(x: Any) -> Any:
+    if _is_pole(x):
+        return mpmath.inf
     return mpmath.polygamma(1, x) if x > 0 else (mpmath.pi / mpmath.sinpi(x)) ** 2 - mpmath.polygamma(1, 1 - x)
 
 
 def _tetragamma(x: Any) -> Any:
-    if x > 0:
-        return mpmath.polygamma(2, x)
-    return mpmath.polygamma(2, 1 - x) - 2 * mpmath.pi**3 * mpmath.cospi(x) / mpmath.sinpi(x) ** 3
+    if _is_pole(x):
+        return -mpmath.inf
+    return mpmath.polygamma(2, x) if x > 0 else mpmath.polygamma(2, 1 - x) - 2 * mpmath.pi**3 * mpmath.cospi(x) / mpmath.sinpi(x) ** 3
 
 
 def _entropy(x: Any) -> Any:
@@ -105,10 +116,10 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "lgamma": lambda x: mpmath.re(mpmath.loggamma(x)),
     **{f"{prefix}i{n}": (lambda x, n=n: mpmath.besseli(n, x)) for prefix in ("", "modified_bessel_") for n in (0, 1)},
     **{f"i{n}e": _scaled(lambda x, n=n: mpmath.besseli(n, x), -1) for n in (0, 1)},
-    **{f"modified_bessel_k{n}": (lambda x, n=n: mpmath.besselk(n, x)) for n in (0, 1)},
-    **{f"scaled_modified_bessel_k{n}": _scaled(lambda x, n=n: mpmath.besselk(n, x), 1) for n in (0, 1)},
+    **{f"modified_bessel_k{n}": _of_positive(lambda x, n=n: mpmath.besselk(n, x)) for n in (0, 1)},
+    **{f"scaled_modified_bessel_k{n}": _of_positive(_scaled(lambda x, n=n: mpmath.besselk(n, x), 1)) for n in (0, 1)},
     **{f"bessel_j{n}": (lambda x, n=n: mpmath.besselj(n, x)) for n in (0, 1)},
-    **{f"bessel_y{n}": (lambda x, n=n: mpmath.bessely(n, x)) for n in (0, 1)},
+    **{f"bessel_y{n}": _of_positive(lambda x, n=n: mpmath.bessely(n, x)) for n in (0, 1)},
     "airy_ai": mpmath.airyai,
     "polygamma(1)": _trigamma,
     "polygamma(2)": _tetragamma,
@@ -131,6 +142,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 _SUMMED = ("bessel_j", "bessel_y", "bessel_k", "airy", "polygamma")
 
 
+@functools.cache
 def compute(name: str, x: float) -> float | None:
     """The function of a finite ``x``, rounded to fp64; NaN where it is complex; None at poles and where mpmath does not converge."""
     with mpmath.workprec(_LEAST_PRECISION if any(part in name for part in _SUMMED) else _PRECISION):

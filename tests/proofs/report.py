@@ -74,7 +74,9 @@ def _shown(bits: int, dtype: str) -> str:
     return f"{_value(bits, dtype):.9g}"
 
 
-def _ulp(error: float) -> str:
+def _ulp(error: float | None) -> str:
+    if error is None:
+        return ""
     return "NaN" if math.isinf(error) else f"{error:.2g}" if error >= _MANY else f"{error:,.0f}" if error == int(error) else f"{error:,.1f}"
 
 
@@ -98,12 +100,16 @@ def render_report(path: Path) -> str:
     """Markdown: where it ran, and a line for each op with an error."""
     about, records = read_report(path)
     num_inputs = sum(record.tally.count for record in records)
-    text = f"On {about['on']} with torch {about['torch']}, {num_inputs:,} results held to fp64 or, where the table says mpmath, to multiple precision.\n"
+    text = f"On {about['on']} with torch {about['torch']}, {num_inputs:,} results held to fp64, or to multiple precision where it says mpmath.\n"
     exact = sorted({record.op for record in records} - {record.op for record in records if record.bound != 0 or record.tally.largest})
     if exact:
         text += f"\nEvery result correctly rounded: {', '.join(f'`{name}`' for name in exact)}.\n"
     head = ("op", "dtype", "mode", "bound", "largest", "at", "eager's", "against")
-    rows = [head, ("---", "---", "---", "---:", "---:", "---", "---:", "---"), *_rows(record for record in records if record.op not in exact)]
+    rows = [
+        head,
+        ("---", "---", "---", "---:", "---:", "---", "---:", "---"),
+        *_rows(record for record in records if record.op not in exact),
+    ]
     return text + "\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 

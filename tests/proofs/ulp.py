@@ -5,6 +5,7 @@ Knows floating-point formats; never ops, devices or files.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, replace
 
@@ -80,27 +81,29 @@ def _numbers(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Exact:
-    """The correctly rounded results, the same as fp64 with finite stand-ins, and the units that errors are seen in.
+    """The correctly rounded results, and what errors from them are reckoned with, once it is asked for.
 
-    ``unit`` is None for results that are no floating-point numbers: they are right or 1 off.
+    ``scale`` (fp64): the largest term that each is a sum of, whose unit counts where the terms cancel.
     """
 
     want: torch.Tensor
-    numbers: torch.Tensor
-    unit: torch.Tensor | None
+    scale: torch.Tensor | None = None
+
+    @functools.cached_property
+    def numbers(self) -> torch.Tensor:
+        """fp64 with finite numbers in place of infinities and NaN."""
+        return _numbers(self.want, self.want.dtype)
+
+    @functools.cached_property
+    def unit(self) -> torch.Tensor:
+        """The units that errors are seen in."""
+        unit = unit_of(self.numbers, self.want.dtype)
+        return unit if self.scale is None else torch.maximum(unit, unit_of(self.scale.abs(), self.want.dtype))
 
 
 def state_exact(value: torch.Tensor, dtype: torch.dtype, scale: torch.Tensor | None = None) -> Exact:
-    """What a result of ``dtype`` should be, of the exact ``value`` in fp64.
-
-    ``scale`` (fp64): the largest term that the value is a sum of, whose unit counts where the terms cancel.
-    """
-    if not dtype.is_floating_point:
-        return Exact(value, value, None)
-    want = round_once(value, dtype)
-    numbers = _numbers(want, dtype)
-    unit = unit_of(numbers, dtype)
-    return Exact(want, numbers, unit if scale is None else torch.maximum(unit, unit_of(scale.abs(), dtype)))
+    """What a result of ``dtype`` should be, of the exact ``value`` in fp64."""
+    return Exact(round_once(value, dtype), scale) if dtype.is_floating_point else Exact(value)
 
 
 @dataclass(frozen=True)
@@ -127,40 +130,35 @@ class Tally:
 
     def __add__(self, other: Tally) -> Tally:
         worst = self if self.largest >= other.largest else other
-        sums = {name: getattr(self, name) + getattr(other, name) for name in ("count", "above", "nan", "inf", "subnormal", "zero", "differs")}
+        sums = {
+            name: getattr(self, name) + getattr(other, name) for name in ("count", "above", "nan", "inf", "subnormal", "zero", "differs")
+        }
         return replace(worst, **sums)
 
 
 def measure(got: torch.Tensor, exact: Exact, bound: float, inputs: tuple[torch.Tensor, ...], *, any_zero: bool = False) -> Tally:
     """Hold results to the exact ones; with ``any_zero`` a zero may have either sign."""
-    count = got.numel()
-    if count == 0:
-        return Tally()
-    if exact.unit is None:
-        error = (got.double() - exact.numbers.double()).abs_()
-    else:
-        error = _numbers(got, got.dtype).sub_(exact.numbers).div_(exact.unit).abs_()
+    count, is_real = got.numel(), got.dtype.is_floating_point
+    if count == 0 or is_same(got, exact.want):
+        return Tally(count)
+    error = _numbers(got, got.dtype).sub_(exact.numbers).div_(exact.unit) if is_real else got.double() - exact.want.double()
+    error.abs_()
     largest = float(error.max())
-    tally = Tally(count, zero=0 if any_zero or exact.unit is None else _num_zeros_of_other_sign(got, exact.want))
-    if largest == 0 and not tally.zero:
+    tally = Tally(count, zero=_num_zeros_of_other_sign(got, exact.want) if is_real and not any_zero else 0)
+    if largest == 0:
         return tally
     worst = int(error.argmax())
-    nan = _is_nan(got) != _is_nan(exact.want)
-    if largest:
-        at = tuple(int(bits_of(x)[worst]) % (1 << 8 * x.element_size()) for x in inputs)
-        shown = math.inf if bool(nan[worst]) else largest
-        tally = replace(tally, largest=shown, at=at, got=float(got[worst]), want=float(exact.want[worst]))
+    nan = (got != got) != (exact.want != exact.want)
+    at = tuple(int(bits_of(x)[worst]) % (1 << 8 * x.element_size()) for x in inputs)
+    shown = math.inf if bool(nan[worst]) else largest
+    tally = replace(tally, largest=shown, at=at, got=float(got[worst]), want=float(exact.want[worst]))
     if largest <= bound:
         return tally
     above = error > bound
     counts = {"above": above, "nan": nan, "inf": above & ~nan & (got.isinf() != exact.want.isinf())}
-    if exact.unit is not None:
+    if is_real:
         counts["subnormal"] = above & (exact.want.abs() < 2.0 ** _FORMATS[got.dtype].lowest)
     return replace(tally, **{name: int(found.sum()) for name, found in counts.items()})
-
-
-def _is_nan(x: torch.Tensor) -> torch.Tensor:
-    return x != x
 
 
 def _num_zeros_of_other_sign(got: torch.Tensor, want: torch.Tensor) -> int:
