@@ -66,9 +66,8 @@ class Record:
     """What was found of one row, dtype and mode.
 
     ``against``: ``fp64`` or ``mpmath``. ``bound``: in units in the last place, None where eager torch's bits are promised.
-    ``eager`` and
-    ``eager_at``: the largest error of eager torch on the same inputs, None where it has no such op. ``fp64_off``: units by which fp64 misses multiple precision at
-    the worst input, None where that was not asked.
+    ``eager`` and ``eager_at``: the largest error of eager torch on the same inputs, None where it has no such op. ``fp64_off``: units by
+    which fp64 misses multiple precision at the worst input, None where that was not asked.
     """
 
     op: str

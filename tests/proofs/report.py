@@ -100,7 +100,7 @@ def render_report(path: Path) -> str:
     """Markdown: where it ran, and a line for each op with an error."""
     about, records = read_report(path)
     num_inputs = sum(record.tally.count for record in records)
-    text = f"On {about['on']} with torch {about['torch']}, {num_inputs:,} results held to fp64, or to multiple precision where it says mpmath.\n"
+    text = f"On {about['on']} with torch {about['torch']}: {num_inputs:,} results, held to fp64 or, where it says so, to mpmath.\n"
     exact = sorted({record.op for record in records} - {record.op for record in records if record.bound != 0 or record.tally.largest})
     if exact:
         text += f"\nEvery result correctly rounded: {', '.join(f'`{name}`' for name in exact)}.\n"
