@@ -439,7 +439,7 @@ def _cdf(x: torch.Tensor) -> torch.Tensor:
 
 
 def _contracted(a: float, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    """a * b + c in fp32, rounded once: the product is exact in fp64."""
+    """fp32 a * b + c, rounded once: the product is exact in fp64."""
     return (torch.tensor(a).double() * b.double() + c.double()).float()
 
 

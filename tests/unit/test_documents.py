@@ -21,6 +21,8 @@ from typer.testing import CliRunner
 
 import wideload as wl
 from tests.opinfo.report import RESULTS, render_report
+from tests.proofs.report import RESULT
+from tests.proofs.report import render_report as render_errors
 from tests.results import bench_result, contender
 from wideload.cli import app
 from wideload.ladder.climb import Claim, Ladder, Measured, Row
@@ -125,6 +127,11 @@ def coverage() -> str:
     return "\n".join(render_report(path) for path in RESULTS.values() if path.exists())
 
 
+def measured_errors() -> str:
+    """What the recorded run of tests/proofs found on a GPU."""
+    return render_errors(RESULT) if RESULT.exists() else "Not measured on a GPU yet.\n"
+
+
 def measured_ladders() -> str:
     """What `wideload ladder --json` gave on each GPU."""
     ladders = [read_ladder(path) for path in sorted((ROOT / "benchmarks" / "results").glob("ladder-*.json"))]
@@ -162,6 +169,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "coverage": coverage,
     "exact ops": exact_ops,
     "layers": layers_table,
+    "measured errors": measured_errors,
     "measured ladders": measured_ladders,
 }
 

@@ -247,7 +247,7 @@ def test_the_table_of_the_documents(tmp_path: Path) -> None:
     path = tmp_path / "cuda.json"
     write_report(path, ABOUT, RECORDS)
     lines = render_report(path).splitlines()
-    assert lines[0].startswith("On NVIDIA H200 with torch 2.11.0, 65,795 results")
+    assert lines[0].startswith("On NVIDIA H200 with torch 2.11.0: 65,795 results")
     assert lines[2] == "Every result correctly rounded: `div`."
     assert lines[-3:] == [
         "| `exp` | f32 | fused, eager | 2 | 1 | 1 (`0x3f800000`) | 1 | fp64 |",
