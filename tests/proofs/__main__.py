@@ -2,7 +2,7 @@
 
     python -m tests.proofs --device cuda --json tests/proofs/cuda.json          # the whole proof, on a GPU
     python -m tests.proofs --device cuda --json F --resume F --seconds 60       # a part of it, behind what F holds
-    python -m tests.proofs --device emulator --only exp --stride 65521          # the kernels on the CPU; --device cpu is the reference
+    python -m tests.proofs --device emulator --only exp                         # the kernels on the CPU; --device cpu is the reference
 
 An error is counted in units in the last place from the correctly rounded value. A stride should be odd: an even one leaves the last bits
 of every input the same. The exit status is 1 where a bound is broken or is looser than NVIDIA's and eager torch's own largest error and
@@ -12,11 +12,11 @@ of every input the same. The exit status is 1 where a bound is broken or is loos
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import fnmatch
 import os
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,9 @@ from tests.proofs.rows import PAIRS, UNARY, Row
 __all__ = ["main"]
 
 _CHUNK = {"cuda": 1 << 27, "cpu": 1 << 20, "emulator": 1 << 20}
+_STRIDE = {"cuda": 1, "cpu": 65_521, "emulator": 65_521}
 _PAIRS = {"cuda": 100_000_000, "cpu": 1_000_000, "emulator": 1_000_000}
+_JOBS = {"cuda": 3, "cpu": 1, "emulator": 1}
 WITHIN, WRONG, UNFINISHED = 0, 1, 3
 
 
@@ -44,17 +46,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", default="*", metavar="GLOB", help="ops by name, such as 'bessel_*'")
     parser.add_argument("--dtypes", default=",".join(DTYPES), help="some of f32, bf16, f16")
     parser.add_argument("--operands", default="1,2", help="1 for ops of one operand, 2 for pairs")
-    parser.add_argument("--stride", type=int, default=1, metavar="N", help="every Nth fp32 input")
+    parser.add_argument("--stride", type=int, metavar="N", help="every Nth fp32 input; 1 on a GPU if not given")
     parser.add_argument("--pairs", type=int, metavar="N", help="pairs of each op of two operands")
     parser.add_argument("--points", type=int, default=Settings.points, metavar="N", help="inputs that are held to multiple precision")
     parser.add_argument("--chunk", type=int, metavar="N", help="inputs at a time")
+    parser.add_argument("--jobs", type=int, metavar="J", help="threads: some compile while one waits for the device")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop then, with what is finished")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every record there, as they come")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="leave out what FILE holds, and keep it")
     given = parser.parse_args(arguments)
     os.environ["WIDELOAD_CACHE"] = "0"
-    chunk, pairs = given.chunk or _CHUNK[given.device], given.pairs or _PAIRS[given.device]
-    settings = Settings(given.device, given.stride, pairs, given.points, chunk)
+    stride, pairs = given.stride or _STRIDE[given.device], given.pairs or _PAIRS[given.device]
+    settings = Settings(given.device, stride, pairs, given.points, given.chunk or _CHUNK[given.device])
     about = _describe(settings)
     records = _read_earlier(given.resume, about, parser)
     done = {record.key for record in records}
@@ -65,27 +68,35 @@ def main(arguments: list[str] | None = None) -> int:
         if time.monotonic() > deadline:
             raise _OutOfTime
 
-    status, crashed = WITHIN, list[str]()
-    pool = concurrent.futures.ThreadPoolExecutor(1)  # one case at a time, each by all processors, beside what the device does
-    prepared = {(row, dtype): pool.submit(prepare, row, dtype, settings) for row, dtype in cases if row.needs_precision}
-    for position, (row, dtype) in enumerate(cases):
+    def run(row: Row, dtype: str) -> tuple[list[Record], float]:
+        on_chunk()
         began = time.monotonic()
+        return check(row, dtype, settings, on_chunk, prepared.get((row, dtype))), time.monotonic() - began
+
+    ahead = ThreadPoolExecutor(1)  # one case at a time, each by all processors, beside what the device does
+    prepared = {case: ahead.submit(prepare, *case, settings) for case in cases if case[0].needs_precision}
+    workers = ThreadPoolExecutor(given.jobs or _JOBS[given.device])
+    running = {workers.submit(run, *case): case for case in cases}
+    crashed, num_left = list[str](), 0
+    for position, future in enumerate(as_completed(running), start=1):
+        row, dtype = running[future]
         try:
-            on_chunk()
-            found = check(row, dtype, settings, on_chunk, prepared.get((row, dtype)))
+            found, seconds = future.result()
         except _OutOfTime:
-            print(f"stopped after {given.seconds:g} s: {len(cases) - position} of {len(cases)} are left")
-            status = UNFINISHED
-            break
+            num_left += 1
+            continue
         except Exception as error:  # the rest of a long run is worth having
-            print(f"{position + 1:4} of {len(cases)}  {row.name} {dtype} crashed: {type(error).__name__}: {error}", flush=True)
+            print(f"{position:4} of {len(cases)}  {row.name} {dtype} crashed: {type(error).__name__}: {error}", flush=True)
             crashed.append(f"{row.name} {dtype}")
             continue
         records += found
-        print(f"{position + 1:4} of {len(cases)}  {_line(row, dtype, found, settings, time.monotonic() - began)}", flush=True)
+        print(f"{position:4} of {len(cases)}  {_line(row, dtype, found, settings, seconds)}", flush=True)
         if given.json:
             write_report(given.json, about, records)
-    pool.shutdown(cancel_futures=True)
+    ahead.shutdown(cancel_futures=True)
+    if num_left:
+        print(f"stopped after {given.seconds:g} s: {num_left} of {len(cases)} are left")
+    status = UNFINISHED if num_left else WITHIN
     print(summarize(records, settings))
     if not records:
         print("nothing was tried: no row matches, or torch has none in these dtypes", file=sys.stderr)

@@ -126,7 +126,7 @@ def check(
     else:
         chunks = _chunks(row, dtype, settings)
     tallies = _run(row, dtype, result, functions, eager, chunks, on_chunk)
-    offs = {mode: _fp64_off(row, dtype, result, tally) for mode, tally in tallies.items()}
+    offs = {mode: _fp64_off(row, dtype, result, tally, settings) for mode, tally in tallies.items()}
     is_suspect = any(tallies[mode].above and row.bound(dtype, mode) is not None and (offs[mode] or 0) > _FP64_OFF for mode in functions)
     if is_suspect and against == "fp64":
         worst = tuple(tally.at[0] for tally in tallies.values() if tally.at)
@@ -274,7 +274,7 @@ def _measure_once(
     return tally
 
 
-def _fp64_off(row: Row, dtype: torch.dtype, result: torch.dtype, tally: Tally) -> float | None:
+def _fp64_off(row: Row, dtype: torch.dtype, result: torch.dtype, tally: Tally, settings: Settings) -> float | None:
     """Units by which the row's fp64 is off multiple precision at the tally's worst input."""
     if not tally.at or row.num_tensors != 1 or row.name not in precise.FUNCTIONS:
         return None
@@ -283,4 +283,4 @@ def _fp64_off(row: Row, dtype: torch.dtype, result: torch.dtype, tally: Tally) -
     if true is None or math.isnan(true):
         return None
     value = torch.tensor([true], dtype=torch.float64)
-    return float((row.exact(x) - value).abs() / unit_of(value, result))
+    return float((row.exact(x.to(settings.of_torch)).cpu() - value).abs() / unit_of(value, result))

@@ -51,8 +51,9 @@ def _from_dict(found: dict[str, Any]) -> Record:
 
 
 def write_report(path: Path, about: dict[str, Any], records: Iterable[Record]) -> None:
-    """One line a record, in place of the file that was there."""
-    lines = ",\n".join(f"  {json.dumps(_to_dict(record))}" for record in records)
+    """One line a record, by op and dtype, in place of the file that was there."""
+    ordered = sorted(records, key=lambda record: (record.op, list(_DIGITS).index(record.dtype)))
+    lines = ",\n".join(f"  {json.dumps(_to_dict(record))}" for record in ordered)
     fresh = path.with_name(f"{path.name}.new")
     fresh.write_text(f'{{\n "about": {json.dumps(about)},\n "records": [\n{lines}\n ]\n}}\n', encoding="utf-8")
     fresh.replace(path)

@@ -43,15 +43,15 @@ _ROUNDED_BY_EAGER = {"ndtr"}
 """Composed by ATen of operators that each round to the half; here in fp32 until the end."""
 _TRUSTED = {"igamma": (1e-3, math.inf), "igammac": (1e-3, math.inf), "zeta": (0.0, 1e4)}
 """Sizes of the first operand for which torch's own fp64 is near enough; of a NaN these functions are NaN, where torch's may be a limit."""
-_IN_FP32 = {"div_floor", "div_floor_number", "nextafter"}
-"""Defined by the steps that torch takes in fp32."""
+_IN_FP32 = {"div_floor", "div_floor_number", "frexp_exponent", "nextafter", "signbit"}
+"""Defined by what torch does in fp32: by its steps, or of infinities and of the sign of a NaN, which fp64 need not keep."""
 
 # The maximum error of CUDA's own functions in fp32: CUDA Programming Guide 13, "Mathematical Functions", where a row is a single one.
 _DOCUMENTED = {
     **dict.fromkeys("expm1 log log2 log1p".split(), 1),
     **dict.fromkeys("rsqrt exp exp2 log10 sin cos tanh cosh asin acos atan erf erfinv".split(), 2),
     **dict.fromkeys("sinh asinh atanh hypot atan2 angle".split(), 3),
-    **dict.fromkeys("tan acosh erfc erfcx pow".split(), 4),
+    **dict.fromkeys("tan acosh erfc erfcx pow pow_number".split(), 4),
     "ndtri": 5,
     "ndtr": 5,
     "lgamma": 6,
@@ -81,15 +81,16 @@ class Row:
     def exact(self, *tensors: torch.Tensor) -> torch.Tensor:
         """The value in fp64, by a formula that does not cancel; of pairs with infinities and NaN what eager torch makes of them."""
         name, wide = self.op.name, [x.double() for x in tensors]
+        # A tensor, since torch divides by a number with its reciprocal.
+        divisors = [torch.full_like(tensors[0], number, dtype=torch.float32) for number in self.numbers if name.startswith("div_")]
         if name in _IN_FP32:
-            value = self.function(*(x.float() for x in tensors))
+            value = self.op.torch(*(x.float() for x in tensors), *divisors)
         elif name in ("fmod", "remainder") and tensors[0].device.type == "cpu":  # torch's vectorised one is not exact for large quotients
             value = (fmod if name == "fmod" else remainder)(*wide)
         elif name.startswith("div_trunc"):  # of the rounded quotient
-            divisor = wide[1] if len(wide) > 1 else self.numbers[0]
-            value = (wide[0] / divisor).float().trunc()
+            value = torch.div(*wide, *divisors).float().trunc()
         else:
-            value = (self.op.reference or self.op.torch)(*wide, *self.numbers)
+            value = (self.op.reference or self.op.torch)(*wide, *(divisors or self.numbers))
         if not value.dtype.is_floating_point:
             return value
         if len(tensors) == 1:

@@ -148,13 +148,12 @@ def measure(got: torch.Tensor, exact: Exact, bound: float, inputs: tuple[torch.T
     if largest == 0:
         return tally
     worst = int(error.argmax())
-    nan = (got != got) != (exact.want != exact.want)
     at = tuple(int(bits_of(x)[worst]) % (1 << 8 * x.element_size()) for x in inputs)
-    shown = math.inf if bool(nan[worst]) else largest
-    tally = replace(tally, largest=shown, at=at, got=float(got[worst]), want=float(exact.want[worst]))
+    one, other = float(got[worst]), float(exact.want[worst])
+    tally = replace(tally, largest=math.inf if math.isnan(one) != math.isnan(other) else largest, at=at, got=one, want=other)
     if largest <= bound:
         return tally
-    above = error > bound
+    above, nan = error > bound, (got != got) != (exact.want != exact.want)
     counts = {"above": above, "nan": nan, "inf": above & ~nan & (got.isinf() != exact.want.isinf())}
     if is_real:
         counts["subnormal"] = above & (exact.want.abs() < 2.0 ** _FORMATS[got.dtype].lowest)
