@@ -55,6 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every record there, as they come")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="leave out what FILE holds, and keep it")
     given = parser.parse_args(arguments)
+    if given.device == "emulator" and (given.jobs or 1) > 1:
+        parser.error("--jobs: the emulator is one process, which takes a call at a time")
     os.environ["WIDELOAD_CACHE"] = "0"
     stride, pairs = given.stride or _STRIDE[given.device], given.pairs or _PAIRS[given.device]
     settings = Settings(given.device, stride, pairs, given.points, given.chunk or _CHUNK[given.device])

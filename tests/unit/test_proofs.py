@@ -327,6 +327,11 @@ def test_a_crash_is_no_pass(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     assert "crashed: ValueError: planted" in capsys.readouterr().out
 
 
+def test_the_emulator_takes_one_job() -> None:
+    with pytest.raises(SystemExit):
+        main(["--device", "emulator", "--only", "neg", "--jobs", "2"])
+
+
 def test_a_run_that_tries_nothing_is_no_pass() -> None:
     assert main(["--device", "cpu", "--only", "no such op"]) == WRONG
 
