@@ -117,6 +117,21 @@ def test_casts_from_every_kind(dtype: torch.dtype, source: torch.dtype) -> None:
         assert_codes(got, x.to(dtype), x)
 
 
+@pytest.mark.parametrize("source", [f16, bf16], ids=str)
+@pytest.mark.parametrize("dtype", FP8, ids=str)
+def test_every_half_rounds_as_torch_does(dtype: torch.dtype, source: torch.dtype) -> None:
+    x = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(source)
+    assert_codes(run_emulated(wl.fuse(lambda v: v.to(dtype)), x), x.to(dtype), x)
+
+
+@pytest.mark.parametrize("dtype", FP8, ids=str)
+def test_every_boundary_rounds_through_fp32_from_fp64(dtype: torch.dtype) -> None:
+    """fp64 goes through fp32, as torch's does: next to a boundary of the fp8 type that is the boundary itself."""
+    x = boundaries(dtype).double()
+    x = torch.cat([x, x * (1 + 2.0**-40), x * (1 - 2.0**-40)])
+    assert_codes(run_emulated(wl.fuse(lambda v: v.to(dtype)), x), x.to(dtype), x)
+
+
 @pytest.mark.parametrize("dtype", FP8, ids=str)
 def test_casts_to_every_kind(dtype: torch.dtype) -> None:
     x = CODES.view(dtype).repeat(5)[3:]

@@ -16,6 +16,8 @@ import numpy.typing as npt
 import pytest
 import torch
 
+import wideload as wl
+from tests.emulator.emulated import run_emulated
 from tests.emulator.emulator import Approx, Program, build, run_on
 from wideload.dtypes import DTYPES
 from wideload.emit.prelude import select_prelude
@@ -461,6 +463,43 @@ def test_torchs_own_formulas_agree_where_nothing_cancels(name: str) -> None:
     want = exact(op, *operands)
     got = compute(op, *operands, tier="_eager").double()
     assert torch.allclose(got, want, rtol=2e-6, atol=2e-7, equal_nan=True)
+
+
+# What ATen's CUDA kernels compute where its CPU kernels, to which the rest is held, have another formula or round in its midst.
+def _exactly(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """A function of the C library as the emulator has it: the exact value rounded to fp32."""
+    return function(x.double()).float()
+
+
+def _cdf(x: torch.Tensor) -> torch.Tensor:
+    t = x * math.sqrt(0.5)
+    tail = 0.5 * _exactly(torch.erfc, t.abs())
+    return torch.where(t.abs() < 1, 0.5 + 0.5 * _exactly(torch.erf, t), torch.where(t > 0, 1 - tail, tail))
+
+
+def _contracted(a: float, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """fp32 a * b + c, rounded once: the product is exact in fp64."""
+    return (torch.tensor(a).double() * b.double() + c.double()).float()
+
+
+ON_CUDA: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu": lambda x: x * 0.5 * (1 + _exactly(torch.erf, x * math.sqrt(0.5))),
+    "gelu_tanh": lambda x: 0.5 * x * (1 + _exactly(torch.tanh, math.sqrt(2 / math.pi) * _contracted(0.044715, x * x * x, x))),
+    "logit": lambda x: _exactly(torch.log, x / (1 - x)),
+    "logit_eps": lambda x: (lambda z: _exactly(torch.log, z / (1 - z)))(x.clamp(0.125, 0.875)),
+    "ndtr": _cdf,
+}
+
+
+@pytest.mark.parametrize("dtype", [f16, bf16], ids=str)
+@pytest.mark.parametrize("name", [op.name for op in UNARY if op.eager])
+def test_eager_mode_is_atens_for_every_half_input(name: str, dtype: torch.dtype) -> None:
+    """Whole kernels, against torch on the CPU or ATen's formula in fp32; a unit of play for the last bits of the C library."""
+    op, x = OPS[name], every_half(dtype).to(dtype)
+    numbers = NUMBERS.get(name, ())
+    got = run_emulated(wl.fuse(lambda x: op.torch(x, *numbers), name=name, numerics="eager"), x)
+    want = ON_CUDA[name](x.float()).to(dtype) if name in ON_CUDA else op.torch(x, *numbers)
+    assert_within(got + 0.0, want + 0.0, 1, (x,), name)
 
 
 # ---- integers

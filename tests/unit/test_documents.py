@@ -23,6 +23,8 @@ from typer.testing import CliRunner
 import wideload as wl
 from benchmarks.summary import find_latest, read_program, render_summary, render_table, summarize
 from tests.opinfo.report import RESULTS, render_report
+from tests.proofs.report import RESULT
+from tests.proofs.report import render_report as render_errors
 from tests.results import bench_result, contender
 from wideload.cli import app
 from wideload.ladder.climb import Claim, Ladder, Measured, Row
@@ -128,6 +130,11 @@ def coverage() -> str:
     return "\n".join(render_report(path) for path in RESULTS.values() if path.exists())
 
 
+def measured_errors() -> str:
+    """What the recorded run of tests/proofs found on a GPU."""
+    return render_errors(RESULT) if RESULT.exists() else "Not measured on a GPU yet.\n"
+
+
 def measured_ladders() -> str:
     """What `wideload ladder --json` gave on each GPU."""
     ladders = [read_ladder(path) for path in sorted((ROOT / "benchmarks" / "results").glob("ladder-*.json"))]
@@ -190,6 +197,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "exact ops": exact_ops,
     "layers": layers_table,
     "measured dense": partial(measured, "dense", "function"),
+    "measured errors": measured_errors,
     "measured ladders": measured_ladders,
     "measured layouts": partial(measured, "layouts", "operands, bfloat16 unless said"),
     "measured operators": partial(measured, "operators", "operator, bf16"),

@@ -42,7 +42,8 @@ class Tuning:
     where threads are the limit. A halo adds up to an eighth."""
     tile_fill: int = 128
     """Blocks of a ``tile`` kernel below which its tiles are smaller: so many SMs have work (A100 108, H200 132, B200 148). With one size,
-    109 x 109 elements of bf16 were one block's, which took 4.0 us on an H200, 2.6 times what eager's copy of as many bytes took."""
+    109 x 109 elements of bf16 were one block's, which took 4.0 us on an H200, 2.6 times what eager's copy of as many bytes took. Not
+    measured further."""
     tile_threads: int = 512
     """Threads of such a block, at most: four 16-byte loads each (512 to 1024 threads measured equal on an H200; two blocks of 1024 would
     leave 32 registers a thread)."""
@@ -71,7 +72,6 @@ ALLOWED: Mapping[str, tuple[int, ...]] = MappingProxyType(
         "threads": (64, 128, 256, 512),
         "strided_elements": (1, 2, 4, 8),
         "tile_bytes": (16384, 32768),
-        "tile_fill": (1, 64, 128, 256),
         "tile_threads": (256, 512),
     }
 )
