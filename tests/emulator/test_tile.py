@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,9 +17,8 @@ from tests.emulator.emulator import EmulatorError, build, run_on
 from tests.emulator.test_kernels import assert_same
 from wideload.execute import kernel_arguments
 from wideload.fused import FusedFunction
-from wideload.plan import DEFAULT, Variant
+from wideload.plan import Variant
 from wideload.planned import PlannedKernel
-from wideload.tuned import trying
 
 bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 i8, i64, u8 = torch.int8, torch.int64, torch.uint8
@@ -31,10 +29,9 @@ choose = wl.fuse(lambda m, x, y: torch.where(m, x, y), name="choose")
 
 
 @pytest.fixture(autouse=True)
-def tiles_of_full_size() -> Iterator[None]:
+def tiles_of_full_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a GPU is given much of, in tensors that are small enough for an emulator."""
-    with trying(replace(DEFAULT, tile_fill=1)):
-        yield
+    monkeypatch.setattr("wideload.plan.tile.TILE_FILL", 1)
 
 
 def tensor(*shape: int, dtype: torch.dtype, offset: int = 0, pitch: int = 0, seed: int = 0) -> torch.Tensor:
@@ -106,16 +103,15 @@ def test_every_size_around_a_tile() -> None:
 
 
 @pytest.mark.parametrize("dtype", [i8, bf16, f32, f64], ids=str)
-def test_tiles_of_every_size(dtype: torch.dtype) -> None:
+def test_tiles_of_every_size(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the smallest, which leave most blocks something to do, to one of full size."""
     found = set()
     for fill in (1, 64, 256):
-        with trying(replace(DEFAULT, tile_fill=fill)):
-            for rows, columns in ((64, 128), (67, 131), (128, 256), (130, 97), (277, 391)):
-                f = wl.fuse(lambda x, w: x + w, name="add")
-                variant = check(f, tensor(rows, columns, dtype=dtype).t(), tensor(columns, rows, dtype=dtype, seed=1))
-                assert variant.tile is not None
-                found.add(variant.tile.columns * (variant.tile.ring or variant.tile.lines) * dtype.itemsize)
+        monkeypatch.setattr("wideload.plan.tile.TILE_FILL", fill)
+        for rows, columns in ((64, 128), (67, 131), (128, 256), (130, 97), (277, 391)):
+            variant = check(add, tensor(rows, columns, dtype=dtype).t(), tensor(columns, rows, dtype=dtype, seed=1))
+            assert variant.tile is not None
+            found.add(variant.tile.columns * (variant.tile.ring or variant.tile.lines) * dtype.itemsize)
     assert {2048, 32768} <= found
     assert len(found) >= 3
 

@@ -71,7 +71,7 @@ def test_every_allowed_combination_is_tried_beside_the_built_in_one() -> None:
 
 def test_the_cases_are_cut_by_the_choices_that_they_are_for() -> None:
     for case in CASES:
-        args = case.build(lambda *shape, dtype=torch.bfloat16: torch.empty(shape, dtype=dtype, device="meta"), 1 << 16)
+        args = case.build(lambda *shape, dtype=torch.bfloat16: torch.empty(shape, dtype=dtype, device="meta"), 1 << 22)
         f = wl.fuse(case.fn, name="tuned")
         texts = set()
         for choices in tunings._candidates(case.choices):

@@ -40,10 +40,6 @@ class Tuning:
     """Shared memory of a block of a ``tile`` kernel, at most: 128 x 128 elements of 2 bytes, with which a transposed copy of bf16 measured
     4.00 TB/s on an H200 (64 x 64: 3.70, 128 x 64: 3.84). Two blocks fit on an SM of every architecture (sm_75 has 64 KiB), four on sm_90,
     where threads are the limit. A halo adds up to an eighth."""
-    tile_fill: int = 128
-    """Blocks of a ``tile`` kernel below which its tiles are smaller: so many SMs have work (A100 108, H200 132, B200 148). With one size,
-    109 x 109 elements of bf16 were one block's, which took 4.0 us on an H200, 2.6 times what eager's copy of as many bytes took. Not
-    measured further."""
     tile_threads: int = 512
     """Threads of such a block, at most: four 16-byte loads each (512 to 1024 threads measured equal on an H200; two blocks of 1024 would
     leave 32 registers a thread)."""
