@@ -56,8 +56,9 @@ class Listed:
     """What lists of one signature need: launches for most items, and ``others``, which take kernels of their own.
 
     ``outputs`` and ``results`` are each item's new tensors and the structure around them; ``slots`` the column of each runtime scalar
-    that is a list; ``spans`` how many bytes each tensor reaches, ``apart_at`` the addresses at which they were last found to share none
-    with an output. ``plans`` is ``None`` where all items are to be called one by one.
+    that is a list; ``reduced`` are (item, output) of the values of all elements that launches combine; ``spans`` is how many bytes each
+    tensor reaches, ``apart_at`` the addresses at which they were last found to share none with an output. ``plans`` is ``None`` where all
+    items are to be called one by one.
     """
 
     plans: tuple[ListPlan, ...] | None
@@ -65,6 +66,7 @@ class Listed:
     outputs: tuple[tuple[Output, ...], ...] = ()
     results: tuple[Any, ...] = ()
     slots: tuple[tuple[int, int], ...] = ()
+    reduced: tuple[tuple[int, int], ...] = ()
     kernels: tuple[ListKernel, ...] = ()
     spans: Words = field(default_factory=lambda: np.empty(0, np.int64))
     apart_at: Words = field(default_factory=lambda: np.empty(0, np.int64))
@@ -214,15 +216,10 @@ class ListedCall:
 
         It is work on the current stream, as the kernels are.
         """
-        skipped, reduced = frozenset(self.listed.others), []
-        for item, outputs in enumerate(self.listed.outputs):
-            for k, output in enumerate(() if item in skipped else outputs):
-                if output.is_reduced:
-                    tensors = made[item] if self.outs is None else [column[item] for column in self.outs]
-                    assert tensors is not None
-                    reduced.append(tensors[k])
-        if reduced:
-            torch._foreach_zero_(reduced)
+        if self.listed.reduced:
+            outs = self.outs
+            found = [(made[item] or ())[k] if outs is None else outs[k][item] for item, k in self.listed.reduced]
+            torch._foreach_zero_(found)
 
     def _addresses(self, column: Sequence[Any] | None) -> Words | None:
         if column is None or not isinstance(column[0], torch.Tensor) or column[0].device != self.first.device:
@@ -403,7 +400,9 @@ def _plan_listed(
     own_slots = {slot for slot, _ in slots}
     plans = plan_lists(members, lambda slot: slot not in own_slots)
     others = tuple(item for item, member in enumerate(members) if member is None)
-    return Listed(plans, others, tuple(outputs), tuple(results), slots)
+    own = [(item, outputs[item]) for item, member in enumerate(members) if member is not None]
+    reduced = tuple((item, k) for item, found in own for k, output in enumerate(found) if output.is_reduced)
+    return Listed(plans, others, tuple(outputs), tuple(results), slots, reduced)
 
 
 def _is_new(traced: Traced) -> bool:
