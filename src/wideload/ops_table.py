@@ -1205,7 +1205,7 @@ _row(
     "glu",
     "input other",
     lambda input, other: F.glu(torch.stack((input, other), -1), -1).squeeze(-1),
-    floating="{input} * ::sigmoid({other})",
+    floating="::gated({input}, {other})",
     half="{input} * ::half_sigmoid({other})",
     eager="{input} * (1 / (1 + ::exp(-{other})))",
     reference=lambda input, other: input * _in_double(torch.sigmoid)(other),

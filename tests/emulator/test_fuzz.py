@@ -79,7 +79,7 @@ def replaced(emit: Callable[..., str], pattern: str, fault: str) -> Callable[...
 @pytest.mark.parametrize(
     ("family", "pattern", "fault"),
     [
-        ("dense", r"first \+ \d+ <= n;", "true;"),
+        ("dense", r"i \+ \d+ <= n;", "true;"),
         ("rows", r"e \+ (\d+) <= \(int\)n;", r"e + \1 <= (int)n + 1;"),
         ("strips", r"(store_vector\(.*)\+ r\)", r"\1+ (r ^ 1))"),
         ("strips", r"const unsigned column = at0 \*", "const unsigned column = 0 * at0 *"),

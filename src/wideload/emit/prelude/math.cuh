@@ -177,6 +177,14 @@ template <class T> DEVICE T sigmoid(T x)
     return over(x < 0 ? e : (T)1, 1 + e);
 }
 
+// x * sigmoid(z), also where the sigmoid alone is too small for a number: it is exp(z) then.
+template <class T> DEVICE T gated(T x, T z)
+{
+    if (z > (T)(sizeof(T) == 4 ? -80 : -700)) return x * sigmoid(z);
+    const T half = exp(z / 2);
+    return x * half * half;
+}
+
 template <class T> DEVICE T silu(T x)
 {
     const bool deep = x < -tail<T>::shift;

@@ -268,6 +268,7 @@ FUNCTION double zeta(double s, double q)
 {
     if (s == 1) return infinity();
     if (!(s > 1) || q != q) return not_a_number();
+    if (isinf(s)) return q == 1 ? 1 : q < 1 && !isinf(q) ? infinity() : not_a_number();  // as torch has it, where all terms are 0 too
     if (q > 0) return isinf(q) ? not_a_number() : zeta_sum(s, q);
     if (q == floor(q)) return isinf(q) ? not_a_number() : infinity();
     if (s != floor(s)) return not_a_number();
@@ -309,7 +310,7 @@ DEVICE double minus_log1p(double x)
 // x^a exp(-x) / Gamma(1 + a), by Stirling's series from 10 on.
 DEVICE double gamma_prefactor(double a, double x)
 {
-    if (a < 10) return pow(x, a) * exp(-x) / tgamma(a + 1);
+    if (a < 10) return (x < 700 ? pow(x, a) * exp(-x) : exp(a * log(x) - x)) / tgamma(a + 1);
     constexpr double stirling[] = {
         -0.0019175269175269176, 0.0008417508417508417, -0.0005952380952380953, 0.0007936507936507937, -0.002777777777777778,
         0.08333333333333333
