@@ -20,3 +20,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     free_gib, wanted_gib = torch.cuda.mem_get_info()[0] / 2**30, wants.get("big", (0,))[0]
     if free_gib < wanted_gib:
         pytest.skip(f"needs {wanted_gib} GiB of free GPU memory, found {free_gib:.1f}")
+
+
+@pytest.fixture
+def full_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are cut as for much work, also where tensors are small enough for an emulator."""
+    for family in ("tile", "strided"):
+        monkeypatch.setattr(f"wideload.plan.{family}.share_of_block", lambda count: 1 << 40)

@@ -20,6 +20,8 @@ from wideload.plan import THREADS, Operand, Target, plan_kernels
 from wideload.replay import NodeLayout
 from wideload.trace import TensorArg, trace_function
 
+pytestmark = pytest.mark.usefixtures("full_blocks")
+
 bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 i8, i64, u8 = torch.int8, torch.int64, torch.uint8
 
@@ -470,7 +472,7 @@ def test_odd_bool_bytes_are_true_and_results_hold_0_or_1() -> None:
 def test_a_planted_fault_is_found() -> None:
     """The last block without its bounds reads and writes beyond the end."""
     plan = add.plan(torch.ones(33), torch.ones(33), target="sm_90").kernels[0]
-    source = plan.source.replace("const bool is_full = first + 512 <= n;", "const bool is_full = true;")
+    source = plan.source.replace("const bool is_full = i + 4 <= n;", "const bool is_full = true;")
     assert source != plan.source
     tensors, out = [torch.ones(33), torch.ones(33)], torch.zeros(33)
     with pytest.raises(EmulatorError, match=r"overflow|poison|outside"):

@@ -19,6 +19,8 @@ from tests.emulator.test_kernels import RANDOM, SHAPES, family, shifted, sliced,
 from tests.philox import integers
 from wideload.execute import kernel_arguments
 
+pytestmark = pytest.mark.usefixtures("full_blocks")
+
 bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 i8, i64 = torch.int8, torch.int64
 SEED = 5

@@ -12,6 +12,8 @@ from tests.emulator.emulated import run_emulated
 from wideload.plan import ALLOWED, DEFAULT, Tuning
 from wideload.tuned import trying
 
+pytestmark = pytest.mark.usefixtures("full_blocks")
+
 bf16, f32, i8 = torch.bfloat16, torch.float32, torch.int8
 
 CUTS = [replace(DEFAULT, **{name: value}) for name, values in ALLOWED.items() for value in values if value != getattr(DEFAULT, name)] + [

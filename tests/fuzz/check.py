@@ -20,13 +20,13 @@ from tests.fuzz.cases import Case, Out, draw_case, draw_out, make_operands, make
 from tests.fuzz.programs import Program
 from wideload.execute import is_safe_in_place
 from wideload.fused import FusedFunction
-from wideload.plan import KernelPlan, strips, tile
+from wideload.plan import KernelPlan, choice, strips
 
 __all__ = ["MAX_ELEMENTS", "Backend", "Mismatch", "Session"]
 
 Backend = Literal["emulator", "cuda", "reference"]
 
-_FILLS = (1, tile.TILE_FILL)
+_FILLS = (1, choice.FILL_BLOCKS)
 
 MAX_ELEMENTS: dict[Backend, int] = {"emulator": 1 << 13, "reference": 1 << 13, "cuda": 1 << 18}
 """Of the largest shape drawn: several blocks of every family; on a GPU more blocks than run at a time."""
@@ -66,7 +66,10 @@ class Session:
         skipped = self.num_skipped
         try:
             # Or no shape drawn is large enough for strips, nor for tiles of full size.
-            large = unittest.mock.patch.object(strips, "LEAST_STRIPS", 1), unittest.mock.patch.object(tile, "TILE_FILL", _FILLS[seed % 2])
+            large = (
+                unittest.mock.patch.object(strips, "LEAST_STRIPS", 1),
+                unittest.mock.patch.object(choice, "FILL_BLOCKS", _FILLS[seed % 2]),
+            )
             with large[0], large[1]:
                 self._check(case)
         except Mismatch as mismatch:

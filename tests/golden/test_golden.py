@@ -16,6 +16,8 @@ from wideload.foreach import find_listed
 from wideload.lists import split_lists
 from wideload.nvrtc import compile_cubin
 
+pytestmark = pytest.mark.usefixtures("full_blocks")
+
 bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32
 
 

@@ -16,6 +16,8 @@ from wideload.plan import ACCESS_BYTES, DEFAULT, THREADS, KernelPlan, Operand, S
 from wideload.replay import NodeLayout
 from wideload.trace import TensorArg, trace_function
 
+pytestmark = pytest.mark.usefixtures("full_blocks")
+
 bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 i8, i32, i64, u8, boolean = torch.int8, torch.int32, torch.int64, torch.uint8, torch.bool
 

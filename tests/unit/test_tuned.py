@@ -19,6 +19,8 @@ from wideload.gpus import SM_LIMITS, find_target
 from wideload.plan import ALLOWED, BUILT_IN, DEFAULT, THREADS, Tuning, built_in_tuning
 from wideload.tuned import TunedGpu, read_tuned, remove_tuned, trying, tuned_path, tuning_for, tuning_of, write_tuned
 
+pytestmark = pytest.mark.usefixtures("full_blocks")
+
 CHOICES = {"accesses": 2, "threads": 256}
 MINE = TunedGpu("NVIDIA H200", "sm_90", "measured on NVIDIA H200", CHOICES)
 GPU = torch.device("cuda", 0)

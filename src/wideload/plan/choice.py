@@ -110,6 +110,15 @@ def choose_elements(walks: Sequence[Walk], num_inputs: int, tuning: Tuning) -> t
     return elements, Reason("elements a thread", str(elements), why)
 
 
+FILL_BLOCKS = 128
+"""Blocks below which each is given less: so many SMs have work (A100 108, H200 132, B200 148)."""
+
+
+def share_of_block(count: int) -> int:
+    """Of so many things, a block's where as many blocks as fill a GPU share them: a power of two."""
+    return 1 << max(count // FILL_BLOCKS, 1).bit_length() - 1
+
+
 def choose_index_bits(space: IterSpace, walks: Sequence[Walk], num_covered: int) -> tuple[Literal[32, 64], Reason]:
     """The bits in which every element of the grid and every byte offset can be counted."""
     if num_covered <= INT31_MAX and not space.needs_64bit([walk.type.itemsize for walk in walks]):
