@@ -315,6 +315,13 @@ DEVICE float half_logistic(float z_less_64) { return rcp_approx(binary_tail::sca
 
 DEVICE float half_sigmoid(float x) { return half_logistic(fmaf(x, -1.44269504f, -64.0f)); }
 
+// As gated: what is left of a sigmoid below 2^-92 is multiplied before it is scaled back.
+DEVICE float half_gated(float x, float z)
+{
+    const float t = rcp_approx(binary_tail::scale + ex2_approx_ftz(fmaf(z, -1.44269504f, -64.0f)));
+    return z > -64.0f ? x * (t * binary_tail::scale) : x * binary_tail::scale * t;
+}
+
 DEVICE float half_silu(float x) { return x * half_sigmoid(x); }
 
 // (1 - e) / (1 + e), e = exp(-2|x|), is off by 3e-6 at |x| = 2^-4, where it cancels; x - x^3 / 3 too, where it leaves out 2 x^5 / 15.

@@ -33,12 +33,6 @@ template <class T> DEVICE T clamp_logit(T x, T eps) { return x < eps ? eps : x >
 
 template <class T> DEVICE T entropy(T x) { return x > 0 ? -x * log(x) : x == 0 ? (T)0 : x != x ? x : (T)-infinity(); }
 
-template <class T> DEVICE T normal_cdf_eager(T x)
-{
-    const T t = x * (T)0.70710678118654752, half_erfc = (T)0.5 * erfc(fabs(t));
-    return fabs(t) < 1 ? (T)0.5 + (T)0.5 * erf(t) : t > 0 ? 1 - half_erfc : half_erfc;
-}
-
 FUNCTION double log_normal_cdf(double x)
 {
     return x < -1 ? log(erfcx(x * -0.70710678118654752) / 2) - x * x / 2 : log1p(-normcdf(-x));
@@ -270,16 +264,17 @@ FUNCTION double zeta(double s, double q)
     if (!(s > 1) || q != q) return not_a_number();
     if (isinf(s)) return q == 1 ? 1 : q < 1 && !isinf(q) ? infinity() : not_a_number();  // as torch has it, where all terms are 0 too
     if (q > 0) return isinf(q) ? not_a_number() : zeta_sum(s, q);
-    if (q == floor(q)) return isinf(q) ? not_a_number() : infinity();
+    if (q == floor(q)) return infinity();
     if (s != floor(s)) return not_a_number();
-    const double n = ceil(-q), r = -(q + (n - 1)), below = zeta_sum(s, r) - zeta_sum(s, r + n);
-    return zeta_sum(s, q + n) + (fmod(s, 2) == 0 ? below : -below);
+    const double n = ceil(-q), r = -(q + (n - 1)), sign = fmod(s, 2) == 0 ? 1 : -1;
+    return zeta_sum(s, q + n) + sign * zeta_sum(s, r) - sign * zeta_sum(s, r + n);  // the first two cancel half way between integers
 }
 DEVICE float zeta(float s, float q) { return (float)zeta((double)s, (double)q); }
 
 FUNCTION double polygamma(double x, double n)
 {
     if (n == 0) return digamma(x);
+    if (n == 1 && x == -infinity()) return not_a_number();  // as torch's own function of the first degree
     if (n == 1 && isinf(x) && x > 0) return 0;
     return (fmod(n, 2) == 0 ? -1 : 1) * tgamma(n + 1) * zeta(n + 1, x);
 }
