@@ -5,14 +5,14 @@ One row a dtype. Knows nothing of ops, tensors or kernels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
 from wideload.errors import DtypeError
 
-__all__ = ["DTYPES", "Kind", "ScalarType", "dtype_name", "is_half", "is_rounded", "is_storage", "scalar_type", "widened"]
+__all__ = ["DTYPES", "LIMITED", "Kind", "ScalarType", "dtype_name", "is_half", "is_rounded", "is_storage", "scalar_type", "widened"]
 
 Kind = Literal["float", "complex", "signed", "unsigned", "bool"]
 """Which C++ expression of an op applies: the arithmetic differs by kind, not by width."""
@@ -65,6 +65,12 @@ DTYPES: dict[torch.dtype, ScalarType] = {
 }
 """Every dtype that a kernel can load, compute and store. ``f16``, ``bf16``, ``boolean`` and those of fp8 are one-member structs of
 the prelude, so that a load that forgets to convert does not compile; a bool in memory may be any non-zero byte."""
+
+LIMITED: dict[torch.dtype, ScalarType] = {
+    torch.float8_e4m3fn: replace(DTYPES[torch.float8_e4m3fn], storage="e4m3fn<true>"),
+    torch.float8_e5m2: replace(DTYPES[torch.float8_e5m2], storage="e5m2_limited"),
+}
+"""The same types for values that are limited to what they hold: what is larger becomes the largest number, as the hardware has it."""
 
 _HALVES = frozenset({torch.float16, torch.bfloat16, torch.complex32})
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from wideload.dtypes import Kind, ScalarType, is_rounded, is_storage, scalar_type
+from wideload.dtypes import LIMITED, Kind, ScalarType, is_rounded, is_storage, scalar_type
 from wideload.errors import DtypeError
 from wideload.expr import Apply, Cast, Const, Draw, Expr, HostValue, Load, Location, Node, Number, Numerics, Position
 from wideload.ops_table import Op
@@ -203,6 +203,7 @@ class _Lowering:
         self._values: dict[int, str] = {}
         self._needed = _needed_nodes(expr, stores)
         self._only_stored = _only_stored(expr, stores, self._needed)
+        self._limits = self._find_limits()
         self._narrowed = _narrowed_nodes(expr, stores, self._needed)
         self._cheap = set() if self._eager else self._needed if fast_math else _half_nodes(expr, stores, self._needed)
 
@@ -235,6 +236,8 @@ class _Lowering:
         for number in self._needed_in_order((Apply, Cast)):
             node = nodes[number]
             assert isinstance(node, Apply | Cast)
+            if number in self._limits.values():
+                continue
             text, steady = self._apply(number, node) if isinstance(node, Apply) else (self._cast(number, node), "")
             steady_in = self._parameters_of(node.operands[-1]) if isinstance(node, Apply) and steady else None
             name = self._names.take(node.op.name if isinstance(node, Apply) else "cast")
@@ -326,7 +329,28 @@ class _Lowering:
     def _computes_in_fp32(self, node: Apply) -> bool:
         return scalar_type(node.dtype, node.op.name).compute == "float"
 
+    def _find_limits(self) -> dict[int, int]:
+        """Casts that are but stored in a type that limits values itself, and the clamps to its largest number that they alone read."""
+        nodes = self._expr.nodes
+        found = {}
+        for number in self._needed & self._only_stored:
+            node = nodes[number]
+            clamp = nodes[node.operand] if isinstance(node, Cast) and node.dtype in LIMITED else None
+            if not isinstance(node, Cast) or not isinstance(clamp, Apply) or clamp.op.name != "clamp":
+                continue
+            readers = [reader for reader in self._needed for operand in _operands(nodes[reader]) if operand == node.operand]
+            top = torch.finfo(node.dtype).max
+            bounds = [nodes[operand] for operand in clamp.operands[1:]]
+            is_stored = any(store.node == node.operand for store in self._stores)
+            if readers == [number] and not is_stored and [bound.value for bound in bounds if isinstance(bound, Const)] == [-top, top]:
+                found[number] = node.operand
+        return found
+
     def _cast(self, number: int, node: Cast) -> str:
+        if number in self._limits:
+            clamp = self._expr.nodes[node.operand]
+            assert isinstance(clamp, Apply)
+            return self._converted(clamp.operands[0], node.dtype)
         text = self._converted(node.operand, node.dtype)
         return text if number in self._only_stored else self._rounded(text, node.dtype)
 
@@ -359,6 +383,8 @@ class _Lowering:
             word = scalar_type(_WORDS[store.dtype.itemsize], "a word")
             return Result(name, self._word(store.node, store.reduction), word, is_reduced=True)
         node, target = self._expr.nodes[store.node], scalar_type(store.dtype, "out=")
+        if store.node in self._limits:
+            target = LIMITED[store.dtype]
         if isinstance(node, Const | Number):
             return Result(name, self._converted(store.node, store.dtype), target)
         text = self._values[store.node]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -243,3 +245,41 @@ def test_what_torch_does_not_compute_of_unsigned_integers_is_refused(dtype: torc
 def test_casts_of_the_largest_unsigned_number() -> None:
     f = wl.fuse(lambda v: v.to(f64))
     assert run_emulated(f, torch.tensor([4000000000, 7], dtype=torch.uint32)).tolist() == [4e9, 7.0]
+
+
+@pytest.mark.parametrize("dtype", SIGNED_ZERO, ids=str)
+def test_a_limit_that_the_type_keeps_itself_is_left_to_it(dtype: torch.dtype) -> None:
+    """Clamped to the largest number, and rounded by what saturates: NaN stays, all else is torch's, whose cast alone may overflow."""
+    top = torch.finfo(dtype).max
+    limited = wl.fuse(lambda x: x.clamp(-top, top).to(dtype), name="limited")
+    x = torch.tensor(
+        [0.0, -0.0, 1.0, -2.3, top, -top, top * 1.01, -top * 1.04, top * 1.2, 3e38, -3e38, math.inf, -math.inf, math.nan, 2**-10, -(2**-17)]
+    )
+    x = torch.cat((x, torch.linspace(-2 * top, 2 * top, 1001)))
+    for given in (x, x.to(torch.bfloat16), x.to(torch.float16), x.double()):
+        assert "clamp" not in body(limited, given)
+        assert torch.equal(bits(run_emulated(limited, given)), bits(given.clamp(-top, top).to(dtype)))
+    for other in (
+        wl.fuse(lambda x: x.clamp(-top, top / 2).to(dtype), name="lower"),
+        wl.fuse(lambda x: (x.clamp(-top, top).to(dtype), x.clamp(-top, top)), name="apart"),
+        wl.fuse(lambda x: x.clamp(-top, top).to(dtype).float(), name="rounded"),
+    ):
+        assert "clamp" in body(other, x)
+        for got, want in zip(leaves(run_emulated(other, x)), leaves(other.__wrapped__(x)), strict=True):
+            assert torch.equal(bits(got), bits(want))
+
+
+def leaves(result: Any) -> tuple[torch.Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    """NaN of one sign alone."""
+    wide = x.float()
+    return torch.where(wide.isnan(), torch.full_like(wide, math.nan).abs(), wide).view(torch.int32)
+
+
+def body(f: wl.FusedFunction, x: torch.Tensor) -> str:
+    """The element function of each kernel."""
+    sources = [kernel.source for kernel in f.plan(x, target="h200").kernels]
+    return "".join(re.sub(r"//.*", "", source[source.index("_element(const") : source.index('extern "C"')]) for source in sources)

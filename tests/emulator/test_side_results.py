@@ -75,6 +75,7 @@ def family_of(name: str) -> wl.FusedFunction:
     return wl.fuse(joined)
 
 
+@pytest.mark.usefixtures("full_blocks")
 @pytest.mark.parametrize("special", [None, -math.inf, math.nan])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_family(name: str, special: float | None) -> None:

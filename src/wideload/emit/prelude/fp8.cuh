@@ -108,6 +108,27 @@ struct e5m2 {
     }
 };
 
+// For values that are limited to the largest number, or shall be.
+DEVICE unsigned e5m2_limited_word(float low, float high)
+{
+#if __CUDA_ARCH__ >= 890
+    return e5m2_saturated(low, high);
+#else
+    return e5m2_word(low != low ? low : fminf(fmaxf(low, -57344.0f), 57344.0f), high != high ? high : fminf(fmaxf(high, -57344.0f), 57344.0f));
+#endif
+}
+
+struct e5m2_limited {
+    unsigned char bits;
+    e5m2_limited() = default;
+    __device__ __forceinline__ e5m2_limited(float x) : bits((unsigned char)e5m2_limited_word(x, 0.0f)) {}
+    template <int N> friend __device__ __forceinline__ void pack(vec<e5m2_limited, N, true>& v, const float (&x)[N])
+    {
+#pragma unroll
+        for (int k = 0; k < N; k += 4) v.words[k / 4] = e5m2_limited_word(x[k], x[k + 1]) | e5m2_limited_word(x[k + 2], x[k + 3]) << 16;
+    }
+};
+
 struct e4m3fnuz {
     unsigned char bits;
     e4m3fnuz() = default;
