@@ -14,22 +14,24 @@ from typing import Any
 import torch
 
 from wideload.cache import find_cubins
+from wideload.dtypes import widened
 from wideload.emit.kernel import emit_kernel
-from wideload.errors import TraceError
+from wideload.errors import LayoutError, TraceError
 from wideload.expr import Const, Expr, Number, Numerics, Reduced, is_reduced, number_value
 from wideload.launch import LoadedKernel, can_overlap, device_arch
+from wideload.layout import contiguous_strides
 from wideload.lower import ScalarParameter
 from wideload.manifest import Recipe
 from wideload.overlap import Extent, relation
-from wideload.plan import ACCESS_BYTES, KernelPlan, Operand, Target, Tuning, plan_kernels
+from wideload.plan import ACCESS_BYTES, KernelPlan, Operand, Target, Tuning, find_part_rows, plan_kernels
 from wideload.promotion import infer_dtype
 from wideload.push import PushedExpr, push_views
 from wideload.replay import NodeLayout
 from wideload.tuned import tuning_of
 
 __all__ = [
-    "Launch", "Output", "clear_reduced", "empty_here", "is_safe_in_place", "kernel_arguments", "kernel_texts", "new_output", "node_dtype",
-    "phase_of", "place_call", "plan_call", "prepare_launches", "run_launches", "run_new", "scalar_argument", "scalar_words",
+    "Launch", "Output", "clear_reduced", "empty_here", "is_safe_in_place", "kernel_arguments", "kernel_texts", "new_output", "new_sums",
+    "node_dtype", "phase_of", "place_call", "plan_call", "prepare_launches", "run_launches", "run_new", "scalar_argument", "scalar_words",
     "stage_launches", "value_of",
 ]  # fmt: skip
 
@@ -75,7 +77,8 @@ _TYPES = {int: "l", float: "d", complex: "dd"}
 class Output:
     """A tensor to be written with node ``node``: ``phase_bytes`` is its address modulo a whole access.
 
-    What ``is_reduced`` is one value of all elements, and has to be zero when a kernel starts.
+    What ``is_reduced`` is one value of all elements, and has to be zero when a kernel starts. With ``num_columns`` it is partial sums of
+    the node over rows of so many elements: of every `find_part_rows` rows one row, along ``layout``'s first dim.
     """
 
     node: int
@@ -83,11 +86,21 @@ class Output:
     layout: NodeLayout
     phase_bytes: int
     is_reduced: bool = False
+    num_columns: int = 0
 
 
 def new_output(expr: Expr, layouts: Sequence[NodeLayout], node: int) -> Output:
     """The output of a node whose tensor is still to be allocated: aligned."""
     return Output(node, node_dtype(expr, node), layouts[node], 0, is_reduced(expr, node))
+
+
+def new_sums(expr: Expr, layouts: Sequence[NodeLayout], node: int, columns: tuple[int, ...]) -> Output:
+    """The output of the partial sums of a node over rows of shape ``columns``, in fp32 or wider."""
+    num_columns = math.prod(columns)
+    num_rows = math.prod(layouts[node].shape) // num_columns
+    shape = (-(-num_rows // find_part_rows(num_rows, num_columns)), *columns)
+    layout = NodeLayout(shape, contiguous_strides(shape))
+    return Output(node, widened(node_dtype(expr, node)), layout, 0, num_columns=num_columns)
 
 
 def clear_reduced(expr: Expr, outs: Sequence[torch.Tensor]) -> None:
@@ -146,7 +159,8 @@ def place_call(
     written: list[tuple[int, int, NodeLayout]] = []
     for position, output in enumerate(outputs):
         node = expr.nodes[output.node]
-        number, layout = (node.operand, layouts[node.operand]) if isinstance(node, Reduced) else (output.node, output.layout)
+        number = node.operand if isinstance(node, Reduced) else output.node
+        layout = layouts[number] if isinstance(node, Reduced) or output.num_columns else output.layout
         written.append((number, position, layout))
     pushed = push_views(expr, layouts, written)
     operands = []
@@ -161,6 +175,11 @@ def place_call(
         layout = NodeLayout(store.view.shape, store.view.strides)
         if isinstance(node, Reduced):
             targets.append(Target(store.node, output.dtype, layout, 0, store.output, reduction=node.reduction))
+            continue
+        if output.num_columns:
+            if layout.shape != layouts[output.node].shape:
+                raise LayoutError(f"{expr.name} cannot add up rows of a value that is computed in parts. Store the terms, and add them up.")
+            targets.append(Target(store.node, output.dtype, layout, 0, store.output, num_columns=output.num_columns))
             continue
         offset = store.view.offset * output.dtype.itemsize
         phase = (output.phase_bytes + offset) % ACCESS_BYTES

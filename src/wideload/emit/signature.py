@@ -67,7 +67,7 @@ def _head(program: Program, variant: Variant, sizes: Sequence[str]) -> str:
     parameters += [f"const long long {size}" for size in (*sizes, *position_sizes(program, variant))]
     parameters += [parameter for s in program.scalars for parameter in _by_value(s.ctype, s.name)]
     listed = ",\n    ".join(parameters)
-    num_loads = sum({"vector": variant.strip.rows if variant.strip else 1, "row": 1, "repeated": 1}.get(a, 0) for a in variant.loads)
+    num_loads = sum({"vector": variant.rows, "row": 1, "repeated": 1}.get(a, 0) for a in variant.loads)
     has_many_loads = variant.is_whole and num_loads >= MANY_LOADS
     blocks = _tile_blocks(program, variant) if variant.tile else MANY_LOADS_BLOCKS * THREADS // variant.threads if has_many_loads else None
     bounds = f"{variant.threads}, {blocks}" if blocks else variant.threads

@@ -5,6 +5,7 @@ nothing. Knows no driver and writes no CUDA. `kernel_plan` asks the families' mo
 """
 
 from wideload.plan.choice import Reason
+from wideload.plan.columns import find_part_rows
 from wideload.plan.kernel_plan import KernelPlan, Operand, Target, plan_kernels, walked_targets
 from wideload.plan.tuning import ALLOWED, BUILT_IN, DEFAULT, Tuning, built_in_tuning
 from wideload.plan.variant import (
@@ -18,6 +19,7 @@ from wideload.plan.variant import (
     THREADS,
     TILE_BLOCKS,
     Access,
+    Columns,
     Family,
     Pace,
     Strip,
@@ -40,6 +42,7 @@ __all__ = [
     "THREADS",
     "TILE_BLOCKS",
     "Access",
+    "Columns",
     "Family",
     "KernelPlan",
     "Operand",
@@ -52,6 +55,7 @@ __all__ = [
     "Tuning",
     "Variant",
     "built_in_tuning",
+    "find_part_rows",
     "plan_kernels",
     "walked_targets",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -9,10 +10,12 @@ from typing import Literal
 import torch
 
 from wideload.dtypes import scalar_type
+from wideload.errors import LayoutError
 from wideload.expr import Expr, Numerics
-from wideload.layout import INT31_MAX, build_space, expand_strides, like_strides
+from wideload.layout import INT31_MAX, IterSpace, build_space, contiguous_strides, expand_strides, like_strides
 from wideload.lower import Program, Store, lower_expr
-from wideload.plan.choice import Reason, Walk
+from wideload.plan.choice import Choice, Reason, Walk
+from wideload.plan.columns import choose_columns, find_part_rows
 from wideload.plan.dense import choose_dense
 from wideload.plan.rows import choose_pitched, choose_rows
 from wideload.plan.strided import choose_strided
@@ -47,7 +50,9 @@ class Operand:
 class Target:
     """A view of output ``output``, ``offset_bytes`` behind its first element, that receives node ``node``.
 
-    With ``reduction`` the output is one value of all elements of the node, of which ``layout`` is a part in eager's strides.
+    With ``reduction`` the output is one value of all elements of the node, of which ``layout`` is a part in eager's strides. With
+    ``num_columns`` it has the sums, over rows of so many elements, of the node in row-major order: a row of them for every
+    `find_part_rows` rows.
     """
 
     node: int
@@ -57,6 +62,7 @@ class Target:
     output: int
     offset_bytes: int = 0
     reduction: Reduction | None = None
+    num_columns: int = 0
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,7 @@ def plan_kernels(
     """One kernel for each shape among the ``targets``; none for those without elements. Nearly always that is one.
 
     ``walks`` are those of the expression's positions, ``seed`` the tensor from which its draws start.
-    ``tuning`` says how kernels are cut for the GPU.
+    ``tuning`` says how kernels are cut for the GPU. Raises ``LayoutError`` where no kernel adds up rows as a target wants.
     """
     shapes: dict[tuple[int, ...], list[int]] = {}
     for position, target in enumerate(targets):
@@ -109,7 +115,8 @@ def plan_kernels(
     plans = []
     for shape, positions in shapes.items():
         chosen = [targets[position] for position in positions]
-        program = lower_expr(expr, tuple(Store(t.node, t.dtype, t.reduction) for t in chosen), numerics=numerics, fast_math=fast_math)
+        stores = tuple(Store(t.node, t.dtype, t.reduction, t.num_columns > 0) for t in chosen)
+        program = lower_expr(expr, stores, numerics=numerics, fast_math=fast_math)
         if 0 not in shape:
             plan = _plan_kernel(program, operands, chosen, shape, is_in_place, walks, tuning)
             plans.append(replace(plan, seed=seed) if program.has_draws else plan)
@@ -136,13 +143,16 @@ def _plan_kernel(
     strides = [expand_strides(x.layout.shape, x.layout.strides, shape) for x in tensors]
     positions = [position_walks[position.walk] for position in program.positions]
     position_strides = [expand_strides(view.shape, view.strides, shape) for view in positions]
-    space = build_space(shape, [*strides, *position_strides], outputs=range(num_inputs, len(strides)))
+    sums = [_sum_strides(target) for target in targets if target.num_columns]
+    space = build_space(shape, [*strides, *position_strides, *sums], outputs=range(num_inputs, len(strides)))
     walks = [
         Walk(name, scalar_type(x.dtype, "an operand"), x.phase_bytes, tuple(dim.strides[row] for dim in space.dims), space.num_elements)
         for row, (name, x) in enumerate(zip(names, tensors, strict=True))
     ]
     choice = (
-        choose_dense(walks, num_inputs, tuning)
+        _choose_summing(space, walks, num_inputs, targets, program, tuning)
+        if sums
+        else choose_dense(walks, num_inputs, tuning)
         or (None if positions else choose_strips(space, walks, num_inputs, program, tuning))
         or choose_rows(space, walks, num_inputs, tuning)
         or choose_pitched(space, walks, num_inputs, tuning)
@@ -172,6 +182,7 @@ def _plan_kernel(
         steps=tuple((1, 0) if load.on_host else next(steps) for load in loads) if "stepped" in choice.accesses else (),
         paces=tuple(paces),
         strip=choice.strip,
+        columns=choice.columns,
     )
     grid = -(-choice.num_covered // (variant.threads * variant.elements))
     reasons = [*choice.reasons, Reason("grid", f"{grid} x {variant.threads}", "one-shot: a grid-stride loop measured 5 % slower on H200")]
@@ -184,14 +195,13 @@ def _plan_kernel(
     sources = tuple((load.tensor, load.offset_bytes) for load in loads)
     places = tuple((target.output, target.offset_bytes) for target in targets)
     source_layouts = tuple(NodeLayout(shape, strides) for strides in load_strides)
-    target_layouts = tuple(target.layout if target.reduction is None else NodeLayout(shape, (0,) * len(shape)) for target in targets)
     return KernelPlan(
         program,
         variant,
         sources,
         places,
         source_layouts,
-        target_layouts,
+        tuple(map(_written_layout, targets)),
         space.num_elements,
         grid,
         (*choice.sizes, *position_sizes),
@@ -199,17 +209,52 @@ def _plan_kernel(
     )
 
 
+def _choose_summing(
+    space: IterSpace, walks: Sequence[Walk], num_inputs: int, targets: Sequence[Target], program: Program, tuning: Tuning
+) -> Choice:
+    """The ``columns`` family, which alone adds up rows: one value of all elements, or of an element's place, it has not learnt."""
+    sums = {at: target.num_columns for at, target in enumerate(targets) if target.num_columns}
+    choice = None
+    if len({*sums.values()}) == 1 and not program.positions and not program.reduced:
+        choice = choose_columns(space, walks, num_inputs, tuple(sums), next(iter(sums.values())), tuning)
+    if choice is None:
+        raise LayoutError(
+            f"{program.name} cannot add up rows of these operands: they are to be of whole aligned accesses, one fixed step apart. "
+            "Store the terms, and add them up."
+        )
+    return choice
+
+
+def _sum_strides(target: Target) -> tuple[int, ...]:
+    """How the sums of a target are walked: as its row-major order within a row, and all rows alike."""
+    strides = contiguous_strides(target.layout.shape)
+    return tuple(stride if stride < target.num_columns else 0 for stride in strides)
+
+
+def _written_layout(target: Target) -> NodeLayout:
+    """That of the memory that a kernel writes of a target."""
+    shape = target.layout.shape
+    if target.num_columns:
+        num_rows = math.prod(shape) // target.num_columns
+        return NodeLayout((-(-num_rows // find_part_rows(num_rows, target.num_columns)), target.num_columns), (target.num_columns, 1))
+    return target.layout if target.reduction is None else NodeLayout(shape, (0,) * len(shape))
+
+
 def walked_targets(targets: Sequence[Target], inputs: Sequence[Operand]) -> list[Target]:
     """What sets the pace of a kernel: a target that is one value is walked as the first that is stored, and where all are, as if it were.
 
-    It is taken for an aligned tensor of the widest input's dtype then, in eager's order of dims.
+    So are sums. It is taken for an aligned tensor of the widest input's dtype then, in eager's order of dims.
     """
-    beat = next((target for target in targets if target.reduction is None), None)
+    beat = next((target for target in targets if _is_stored(target)), None)
     if beat is None:
         layout = NodeLayout(targets[0].layout.shape, like_strides(targets[0].layout.shape, targets[0].layout.strides))
         dtype = max((load.dtype for load in inputs), key=lambda dtype: dtype.itemsize, default=targets[0].dtype)
         beat = replace(targets[0], dtype=dtype, layout=layout, phase_bytes=0)
-    return [beat if target.reduction is not None else target for target in targets]
+    return [target if _is_stored(target) else beat for target in targets]
+
+
+def _is_stored(target: Target) -> bool:
+    return target.reduction is None and not target.num_columns
 
 
 def _pace(view: View, stride: int) -> Pace:
