@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,19 +25,24 @@ from wideload.ops_table import OPS, Op
 from wideload.promotion import infer_dtype, sample_of
 from wideload.views import View, ViewStep, apply_view, apply_views
 
-__all__ = ["Gradient", "InputGradient", "Term", "connected_nodes", "derive_gradient", "missing_rules"]
+__all__ = ["Gradient", "InputGradient", "RowSum", "Term", "connected_nodes", "derive_gradient", "missing_rules"]
 
 
 @dataclass(frozen=True)
 class Term:
-    """A part of an input's gradient: result ``output`` of the gradient's expression, seen through ``steps``, its first dims summed.
-
-    Of a result that the kernel adds up over rows, these are the partial sums of one row of blocks after the other.
-    """
+    """A part of an input's gradient: result ``output`` of the gradient's expression, seen through ``steps``, its first dims summed."""
 
     output: int
     steps: tuple[ViewStep, ...]
     num_summed: int
+
+
+@dataclass(frozen=True)
+class RowSum:
+    """A result that kernels add up, in fp32 or wider, over all rows of ``shape``, and round to ``dtype``."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True)
@@ -51,8 +57,8 @@ class InputGradient:
 class Gradient:
     """``expr`` reads tensors ``inputs`` of the function, then the incoming gradients of results ``incoming``.
 
-    ``shaped`` has for each of its results the input whose shape it has, or None for one that is still to be summed. ``columns`` has for
-    each the shape of the rows that the kernel is to add up, in fp32 or wider, or None for one that is stored as it is.
+    ``shaped`` has for each of its results the input whose shape it has, or None for one that is still to be summed. ``sums`` has for
+    each what is stored of it instead, or None.
     """
 
     expr: Expr
@@ -60,7 +66,7 @@ class Gradient:
     incoming: tuple[int, ...]
     gradients: tuple[InputGradient, ...]
     shaped: tuple[int | None, ...]
-    columns: tuple[tuple[int, ...] | None, ...]
+    sums: tuple[RowSum | None, ...]
 
 
 # ---- what has a gradient
@@ -283,8 +289,8 @@ class _Piece:
 _Lead = tuple[int, ...]
 """The sizes of dims that stand before a node's own, and are still to be summed: a broadcast node's gradient has one for each."""
 
-_Result = tuple[int, tuple[int, ...] | None]
-"""A node that is stored, or the shape of the rows of it that are added up."""
+_Result = tuple[int, RowSum | None]
+"""A node, and what is stored of it instead."""
 
 _Place = tuple[int, tuple[ViewStep, ...]]
 """A node, or a view of one."""
@@ -505,24 +511,26 @@ class _Deriving:
                 terms.append(Term(position, (), 0))
             gradients.append(InputGradient(node.operand, tuple(terms)))
         for at, value, num_summed, dtype in partial:
-            term = self._summed_rows(value, num_summed, outputs) or self._summed(value, num_summed, dtype, outputs)
+            is_whole = not gradients[at].terms and sum(other == at for other, *_ in partial) == 1
+            total = dtype if is_whole else torch.promote_types(widened(value.dtype), widened(dtype))
+            term = self._summed_rows(value, num_summed, total, outputs) or self._summed(value, num_summed, dtype, outputs)
             if term.output == len(shaped):
                 shaped.append(None)
             gradients[at] = replace(gradients[at], terms=(*gradients[at].terms, term))
         return _compacted(self._expr, self._builder.nodes, tuple(outputs), tuple(gradients), tuple(shaped), self._present)
 
-    def _summed_rows(self, value: _Value, num_summed: int, outputs: dict[_Result, int]) -> Term | None:
-        """A gradient that the kernel adds up, unrounded: where what is left of the dims of its value are the last, all in their order."""
-        if not self._sums_rows or not value.dtype.is_floating_point:
-            return None
+    def _summed_rows(self, value: _Value, num_summed: int, dtype: torch.dtype, outputs: dict[_Result, int]) -> Term | None:
+        """A gradient that kernels add up, unrounded: where what is left of the dims of its value are the last, all in their order."""
         columns = value.shape[num_summed:]
+        if not self._sums_rows or not value.dtype.is_floating_point or math.prod(columns) == 1:
+            return None
         number, steps = self._rearranged(value)
         shape = self._builder.shapes[number]
         strides = apply_views(steps, View(shape, contiguous_strides(shape))).strides[num_summed:]
         is_last = all(stride == of for size, stride, of in zip(columns, strides, contiguous_strides(columns), strict=True) if size != 1)
-        if not is_last or any(other is not None and other != columns for _, other in outputs):  # one kernel, one width of rows
+        if not is_last or any(other is not None and other.shape != columns for _, other in outputs):  # one kernel, one width of rows
             return None
-        return Term(outputs.setdefault((number, columns), len(outputs)), (), 1)
+        return Term(outputs.setdefault((number, RowSum(columns, dtype)), len(outputs)), (), 0)
 
     def _rearranged(self, value: _Value) -> tuple[int, tuple[ViewStep, ...]]:
         """The node that has a value's elements, each once, and how they are seen there."""
@@ -676,7 +684,7 @@ def _compacted(
         tuple(present[operand - num_inputs] for operand in read if operand >= num_inputs),
         gradients,
         shaped,
-        tuple(columns for _, columns in results),
+        tuple(of for _, of in results),
     )
 
 

@@ -18,8 +18,8 @@ from wideload.dtypes import widened
 from wideload.errors import DtypeError, LayoutError
 from wideload.execute import Output, new_output, new_sums, phase_of, plan_call, prepare_launches
 from wideload.expr import Expr, Load, Numerics, is_view_of_operand
-from wideload.grad import Gradient, InputGradient, Term, connected_nodes, derive_gradient, missing_rules
-from wideload.layout import Strides, like_strides
+from wideload.grad import Gradient, InputGradient, RowSum, Term, connected_nodes, derive_gradient, missing_rules
+from wideload.layout import Strides, contiguous_strides, like_strides
 from wideload.manifest import Recipe
 from wideload.plan import KernelPlan, Tuning
 from wideload.random import draw_seed
@@ -178,8 +178,8 @@ class DifferentiableOp:
     """``expr`` as an operation on tensors; the gradients that it is asked for are derived once a layout, and are operations again.
 
     ``strides`` has a derived operation: those that each result shall have, or None for those that eager PyTorch would give it. As in
-    torch, what a derived operation reads has a gradient, of zeros where it has no other: that of ``relu`` reads its input. ``columns``
-    are those of a `Gradient`.
+    torch, what a derived operation reads has a gradient, of zeros where it has no other: that of ``relu`` reads its input. ``sums`` are
+    those of a `Gradient`.
     """
 
     def __init__(
@@ -189,17 +189,18 @@ class DifferentiableOp:
         *,
         fast_math: bool = False,
         strides: Sequence[Strides | None] | None = None,
-        columns: Sequence[tuple[int, ...] | None] | None = None,
+        sums: Sequence[RowSum | None] | None = None,
     ) -> None:
         """Nothing is derived or compiled before the first call."""
         self.expr, self.numerics, self._fast_math = expr, numerics, fast_math
-        self._is_view = [is_view_of_operand(expr, node) for node in expr.outputs]
+        sums = sums or [None] * len(expr.outputs)
+        self._is_view = [is_view_of_operand(expr, node) and of is None for node, of in zip(expr.outputs, sums, strict=True)]
         self._views = [node for node, is_view in zip(expr.outputs, self._is_view, strict=True) if is_view]
         self.fresh = [position for position, is_view in enumerate(self._is_view) if not is_view]
         self.is_derived = strides is not None
         self._strides = [None if strides is None else strides[position] for position in self.fresh]
-        self._columns = [None if columns is None else columns[position] for position in self.fresh]
-        self.sums_rows = any(of is not None for of in self._columns)
+        self._sums = [sums[position] for position in self.fresh]
+        self.sums_rows = any(of is not None for of in sums)
         self._last: _Form | None = None
         self._forms: dict[Any, _Form | Literal["contiguous", "reference"]] = {}
         self._backward_forms: dict[Any, _Form] = {}
@@ -382,12 +383,19 @@ class DifferentiableOp:
         return tuple(self.expr.outputs[position] in connected for position in self.fresh)
 
     def _outputs(self, layouts: Sequence[NodeLayout]) -> tuple[Output, ...]:
-        outputs = []
-        for position, strides, columns in zip(self.fresh, self._strides, self._columns, strict=True):
+        """Those of the ``fresh`` results, and behind them the partial sums that some are the totals of."""
+        outputs: list[Output] = []
+        parts: list[Output] = []
+        for position, strides, of in zip(self.fresh, self._strides, self._sums, strict=True):
             node = self.expr.outputs[position]
-            output = new_output(self.expr, layouts, node) if columns is None else new_sums(self.expr, layouts, node, columns)
+            if of is not None:
+                layout = NodeLayout(of.shape, contiguous_strides(of.shape))
+                outputs.append(Output(node, of.dtype, layout, 0, parts=len(self.fresh) + len(parts)))
+                parts.append(new_sums(self.expr, layouts, node, of.shape))
+                continue
+            output = new_output(self.expr, layouts, node)
             outputs.append(output if strides is None else replace(output, layout=NodeLayout(output.layout.shape, strides)))
-        return tuple(outputs)
+        return (*outputs, *parts)
 
     def _plans(
         self,
@@ -432,14 +440,14 @@ class DifferentiableOp:
     ) -> tuple[Gradient, DifferentiableOp]:
         """The gradients of tensors ``wanted``, from those of the ``fresh`` results ``present``, and the operation that they are.
 
-        With ``sums_rows`` its kernels add up rows, of which results are partial sums; nothing else computes it then.
+        With ``sums_rows`` its kernels add up rows; nothing else computes it then.
         """
         positions = [self.fresh[at] for at in _where(present)]
         shapes = [layout.shape for layout in layouts]
         gradient = derive_gradient(self.expr, shapes, _where(wanted), positions, rounds=self.numerics == "eager", sums_rows=sums_rows)
         loads = {node.operand: layout for node, layout in zip(self.expr.nodes, layouts, strict=True) if isinstance(node, Load)}
         strides = [None if of is None else like_strides(loads[of].shape, loads[of].strides) for of in gradient.shaped]
-        return gradient, DifferentiableOp(gradient.expr, "fused", fast_math=self._fast_math, strides=strides, columns=gradient.columns)
+        return gradient, DifferentiableOp(gradient.expr, "fused", fast_math=self._fast_math, strides=strides, sums=gradient.sums)
 
     def _plans_of_gradient(
         self,

@@ -24,15 +24,14 @@ def emit_columns(program: Program, variant: Variant) -> str:
     stored = [r for r in program.results if not r.is_summed]
     walked = [p.name for p, access in loads if access != "repeated"] + [r.name for r in stored]
     sizes = ["rows", "columns", "part_rows", *division_sizes(["tiles0"]), *(f"{name}_stride1" for name in walked)]
-    repeated, declared, own = [], [], []
+    repeated, own = [], []
     for p, access in loads:
         kind = p.type.storage if access == "row" else f"vec<{p.type.storage}, {count}>"
-        place = f"{p.name}_data + ({'' if access == 'repeated' else f'at * ({unsigned}){p.name}_stride1 + '}column)"
         if access == "repeated":
-            declared.append(f"{kind} {p.name}_v = {{}};")
-            repeated.append(f"if (is_inside) {p.name}_v = load_vector<{count}>({place});")
+            repeated += [f"{kind} {p.name}_v = {{}};", f"if (is_inside) {p.name}_v = load_vector<{count}>({p.name}_data + column);"]
             continue
-        value = f"{p.name}_data[at * ({unsigned}){p.name}_stride1]" if access == "row" else f"load_vector<{count}>({place})"
+        place = f"at * ({unsigned}){p.name}_stride1"
+        value = f"{p.name}_data[{place}]" if access == "row" else f"load_vector<{count}>({p.name}_data + ({place} + column))"
         own.append((f"{kind} {p.name}_v[{rows}];", f"{p.name}_v[r] = {value};"))
     held = {p.name: {"row": f"{p.name}_v[r]", "vector": f"{p.name}_v[r].get(k)"}.get(a, f"{p.name}_v.get(k)") for p, a in loads}
     operands = [f"widen({held[p.name]})" if p.name in held else p.name for p in program.parameters]
@@ -65,7 +64,6 @@ def emit_columns(program: Program, variant: Variant) -> str:
         f"const bool is_inside = column < ({unsigned})columns;",
         f"const {unsigned} row0 = {part} * ({unsigned})part_rows;",
         f"const {unsigned} end = is_inside ? min(row0 + ({unsigned})part_rows, ({unsigned})rows) : 0;",
-        *declared,
         *repeated,
         *(f"{r.type.compute} {r.name}_sum[{count}] = {{}};" for r in sums),
         f"for ({unsigned} row = row0 + threadIdx.x / {across}; row < end; row += {lanes * rows}) {{",

@@ -34,7 +34,8 @@ def emit_definition(program: Program, variant: Variant, sizes: Sequence[str], bo
     """
     body = [*_declare_reduced(program), *body, *(f"{r.name}_data.settle();" for r in program.reduced)]
     if variant.is_one_of_several:
-        body = ["let_next_start();", *body, "outlast_previous();"]
+        waiting = ["outlast_previous();"]
+        body = ["let_next_start();", *waiting, *body] if variant.reads_results else ["let_next_start();", *body, *waiting]
     text = "\n".join(indented(body))
     return f"{_head(program, variant, sizes)}\n{{\n{text}\n}}"
 
@@ -52,8 +53,11 @@ def inside(program: Program, counter: str, bound: str, body: Sequence[str]) -> l
 
 
 def _head(program: Program, variant: Variant, sizes: Sequence[str]) -> str:
-    """``extern "C" __global__ ...(parameters)``. Inputs go through the read-only cache unless an output may be one of them."""
-    restrict = "" if variant.is_in_place else " __restrict__"
+    """``extern "C" __global__ ...(parameters)``. Inputs go through the read-only cache unless an output may be one of them.
+
+    Nor do results of the kernel before: a load of what never changes may be moved to before the wait.
+    """
+    restrict = "" if variant.is_in_place or variant.reads_results else " __restrict__"
     parameters = []
     for parameter, access in zip(program.parameters, variant.loads, strict=True):
         if access == "value":

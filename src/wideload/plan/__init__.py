@@ -6,7 +6,7 @@ nothing. Knows no driver and writes no CUDA. `kernel_plan` asks the families' mo
 
 from wideload.plan.choice import Reason
 from wideload.plan.columns import find_part_rows
-from wideload.plan.kernel_plan import KernelPlan, Operand, Target, plan_kernels, walked_targets
+from wideload.plan.kernel_plan import KernelPlan, Operand, Target, Total, plan_kernels, walked_targets
 from wideload.plan.tuning import ALLOWED, BUILT_IN, DEFAULT, Tuning, built_in_tuning
 from wideload.plan.variant import (
     ACCESS_BYTES,
@@ -52,6 +52,7 @@ __all__ = [
     "Table",
     "Target",
     "Tile",
+    "Total",
     "Tuning",
     "Variant",
     "built_in_tuning",

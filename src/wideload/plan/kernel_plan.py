@@ -11,7 +11,7 @@ import torch
 
 from wideload.dtypes import scalar_type
 from wideload.errors import LayoutError
-from wideload.expr import Expr, Numerics
+from wideload.expr import Expr, Load, Numerics
 from wideload.layout import INT31_MAX, IterSpace, build_space, contiguous_strides, expand_strides, like_strides
 from wideload.lower import Program, Store, lower_expr
 from wideload.plan.choice import Choice, Reason, Walk
@@ -27,7 +27,7 @@ from wideload.reductions import Reduction
 from wideload.replay import NodeLayout
 from wideload.views import View
 
-__all__ = ["KernelPlan", "Operand", "Target", "plan_kernels", "walked_targets"]
+__all__ = ["KernelPlan", "Operand", "Target", "Total", "plan_kernels", "walked_targets"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Target:
 
     With ``reduction`` the output is one value of all elements of the node, of which ``layout`` is a part in eager's strides. With
     ``num_columns`` it has the sums, over rows of so many elements, of the node in row-major order: a row of them for every
-    `find_part_rows` rows.
+    `find_part_rows` rows, or where it ``is_total`` one.
     """
 
     node: int
@@ -63,6 +63,18 @@ class Target:
     offset_bytes: int = 0
     reduction: Reduction | None = None
     num_columns: int = 0
+    is_total: bool = False
+
+
+@dataclass(frozen=True)
+class Total:
+    """Output ``output``, of ``dtype``: the sum of the rows of output ``parts``, which have ``shape`` and ``parts_dtype``."""
+
+    output: int
+    dtype: torch.dtype
+    parts: int
+    parts_dtype: torch.dtype
+    shape: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -71,7 +83,7 @@ class KernelPlan:
 
     ``sources`` and ``targets`` are (tensor, bytes behind its first element) of the parameters and of the results, which walk
     memory by ``source_layouts`` and ``target_layouts``; ``sizes`` are the run-time integers that follow the pointers. ``seed`` is the
-    tensor that holds the seed of a program with draws.
+    tensor that holds the seed of a program with draws. Where a kernel reads what those before it have written, the tensor ~k is output k.
     """
 
     program: Program
@@ -102,9 +114,10 @@ def plan_kernels(
     is_in_place: bool,
     walks: Sequence[View] = (),
     seed: int | None = None,
+    totals: Sequence[Total] = (),
     tuning: Tuning = DEFAULT,
 ) -> tuple[KernelPlan, ...]:
-    """One kernel for each shape among the ``targets``; none for those without elements. Nearly always that is one.
+    """One kernel for each shape among the ``targets``; none for those without elements. Nearly always that is one. Then the ``totals``.
 
     ``walks`` are those of the expression's positions, ``seed`` the tensor from which its draws start.
     ``tuning`` says how kernels are cut for the GPU. Raises ``LayoutError`` where no kernel adds up rows as a target wants.
@@ -120,9 +133,23 @@ def plan_kernels(
         if 0 not in shape:
             plan = _plan_kernel(program, operands, chosen, shape, is_in_place, walks, tuning)
             plans.append(replace(plan, seed=seed) if program.has_draws else plan)
+    plans += [_plan_total(f"{expr.name}_total", total, tuning) for total in totals]
     if len(plans) > 1:
         plans = [replace(plan, variant=replace(plan.variant, is_one_of_several=True)) for plan in plans]
     return tuple(plans)
+
+
+def _plan_total(name: str, total: Total, tuning: Tuning) -> KernelPlan:
+    parts = Load(0, "parts", total.parts_dtype, len(total.shape))
+    program = lower_expr(Expr(name, (parts,), (parts,), (0,)), (Store(0, total.dtype, is_summed=True),), numerics="fused")
+    layout = NodeLayout(total.shape, contiguous_strides(total.shape))
+    operand = Operand(total.parts_dtype, layout, 0, ~total.parts)
+    target = Target(0, total.dtype, layout, 0, total.output, num_columns=total.shape[1], is_total=True)
+    plan = _plan_kernel(program, [operand], [target], total.shape, False, (), tuning)
+    reason = Reason(
+        "cache", "coherent loads", "what is read is written by the kernel before, which need not have ended when this one starts"
+    )
+    return replace(plan, variant=replace(plan.variant, reads_results=True), reasons=(*plan.reasons, reason))
 
 
 def _plan_kernel(
@@ -216,7 +243,8 @@ def _choose_summing(
     sums = {at: target.num_columns for at, target in enumerate(targets) if target.num_columns}
     choice = None
     if len({*sums.values()}) == 1 and not program.positions and not program.reduced:
-        choice = choose_columns(space, walks, num_inputs, tuple(sums), next(iter(sums.values())), tuning)
+        is_total = all(target.is_total for target in targets)
+        choice = choose_columns(space, walks, num_inputs, tuple(sums), next(iter(sums.values())), is_total, tuning)
     if choice is None:
         raise LayoutError(
             f"{program.name} cannot add up rows of these operands: they are to be of whole aligned accesses, one fixed step apart. "
@@ -236,7 +264,8 @@ def _written_layout(target: Target) -> NodeLayout:
     shape = target.layout.shape
     if target.num_columns:
         num_rows = math.prod(shape) // target.num_columns
-        return NodeLayout((-(-num_rows // find_part_rows(num_rows, target.num_columns)), target.num_columns), (target.num_columns, 1))
+        num_parts = 1 if target.is_total else -(-num_rows // find_part_rows(num_rows, target.num_columns))
+        return NodeLayout((num_parts, target.num_columns), (target.num_columns, 1))
     return target.layout if target.reduction is None else NodeLayout(shape, (0,) * len(shape))
 
 

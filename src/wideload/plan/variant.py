@@ -142,7 +142,7 @@ class Variant:
     a strips kernel's, ``columns`` a columns kernel's, ``table`` a foreach kernel's. ``is_whole`` says that sizes and addresses leave no
     access that is partly outside, so that the kernel has no edges. ``steps`` are those of the loads, and how many elements before an
     operand's first one its aligned words begin: (1, 0) of all but ``stepped`` ones. ``is_one_of_several`` kernels of a call lets them run
-    side by side.
+    side by side; one that ``reads_results`` of those before waits for them first.
     """
 
     family: Family
@@ -161,6 +161,7 @@ class Variant:
     columns: Columns | None = None
     table: Table | None = None
     is_one_of_several: bool = False
+    reads_results: bool = False
 
     @property
     def access_elements(self) -> int:
