@@ -86,13 +86,147 @@ def test_layouts_in_which_rows_are_added_up(launched: Launched) -> None:  # noqa
         launched.clear()
         check_scale(tensor.detach(), grad)
         assert launched == SUMMED
-    for function, shape in (
-        (lambda x, w: x * w, (1, 24)),
-        (lambda x, w: x.view(40, 3, 8) * w, (3, 8)),
-        (lambda x, w: x.view(5, 8, 24) + w[None], (1, 24)),
+    several: list[tuple[Callable[..., Any], tuple[int, ...], int]] = [
+        (lambda x, w: x * w, (1, 24), 2),
+        (lambda x, w: x.view(40, 3, 8) * w, (3, 8), 3),  # the gradient of x has another shape, and a kernel of its own
+        (lambda x, w: x * w.view(3, 8).flatten(), (24,), 2),
+        (lambda x, w: x.view(5, 8, 24) * w[None], (1, 24), 3),
+        (lambda x, w: x + w, (24,), 2),  # that of w is all that is computed
+    ]
+    for function, shape, num_kernels in several:
+        launched.clear()
+        tensors = [odd(40, 24, dtype=f32), odd(*shape, dtype=f32)]
+        assert_gradients(wl.fuse(function, name="f"), function, tensors, 2, odd(*function(*tensors).shape, dtype=f32, seed=4))
+        assert launched == [("f", 1), ("f_backward", num_kernels)], (shape, num_kernels)
+
+
+def test_layouts_in_which_terms_are_stored(launched: Launched) -> None:  # noqa: F811
+    """Rows that are not whole accesses, not aligned, too few, across memory; elements whose place counts; and none of rows."""
+    x, w, grad = odd(40, 48, dtype=f32), odd(48, dtype=f32), odd(40, 48, dtype=f32, seed=5)
+    odd_rows, shifted = odd(40, 49, dtype=f32), odd(40 * 48 + 1, dtype=f32)[1:].view(40, 48)
+    for tensors, g in (
+        ((odd_rows, odd(49, dtype=f32)), odd_rows),
+        ((x, w), shifted),
+        ((x, odd(49, dtype=f32)[1:]), grad),
+        ((x, w), odd(40, 49, dtype=f32)[:, :48]),
+        ((x, w), odd(48, 40, dtype=f32).t()),
+        ((x[:31], w), grad[:31]),
+        ((x, odd(40, 1, dtype=f32)), grad),
+        ((x, odd(1, 1, dtype=f32)), grad),
+        ((odd(4, 40, 48, dtype=f32), odd(4, 1, 48, dtype=f32)), odd(4, 40, 48, dtype=f32)),
+        ((odd(5, 80, 48, dtype=f32)[:, :40], w), odd(5, 40, 48, dtype=f32)),
     ):
         launched.clear()
-        assert_gradients(wl.fuse(function, name="f"), function, [odd(40, 24, dtype=f32), odd(*shape, dtype=f32)], 2, torch.ones(40, 24)
-                         if shape == (1, 24) and function(odd(40, 24, dtype=f32), odd(1, 24, dtype=f32)).ndim == 2
-                         else torch.ones(function(odd(40, 24, dtype=f32), odd(*shape, dtype=f32)).shape))
-        assert launched == SUMMED
+        assert_gradients(scale, lambda x, w: x * w, tensors, 2, g)
+        assert launched == STORED, [(t.shape, t.stride()) for t in (*tensors, g)]
+    launched.clear()
+    masked = lambda x, w: torch.where(wl.index(-1) <= wl.index(-2), x * w, 0.0)  # noqa: E731
+    got = torch.autograd.grad(wl.fuse(masked, name="f")(x.requires_grad_(), w.requires_grad_()), (x, w), grad)
+    torch.testing.assert_close(got[1], (x * grad).tril().sum(0).detach())
+    assert launched == STORED
+
+
+@pytest.mark.parametrize("dtype", [bf16, f32], ids=str)
+@pytest.mark.parametrize("approximate", ["tanh", "none"])
+def test_a_bias_receives_its_sum(launched: Launched, dtype: torch.dtype, approximate: str) -> None:  # noqa: F811
+    """In bf16 its terms, of up to one and a half, have the error of the half tier, a sixteenth of a rounding; fp32 adds up 100."""
+    generator = torch.Generator().manual_seed(6)
+    x, bias, grad = (torch.randn(*shape, generator=generator).to(dtype) for shape in ((100, 136), (136,), (100, 136)))
+    f = wl.fuse(lambda x, bias: F.gelu(x + bias, approximate=approximate), name="f")
+    got = torch.autograd.grad(f(x.requires_grad_(), bias.requires_grad_()), (x, bias), grad)
+    wide = [tensor.detach().double().requires_grad_() for tensor in (x, bias)]
+    want = torch.autograd.grad(F.gelu(wide[0] + wide[1], approximate=approximate), wide, grad.double())
+    size = want[0].abs().sum(0)
+    unit, of_terms = (2**-8, 2**-13) if dtype == bf16 else (2**-24, 2**-21)
+    assert ((got[1].double() - want[1]).abs() <= unit * want[1].abs() + of_terms * size).all()
+    assert launched == SUMMED
+
+
+def test_two_sums_of_one_kernel(launched: Launched) -> None:  # noqa: F811
+    """A scale and a shift: the second waits until the first is out of shared memory. Twice the same sum is one."""
+    x, w, b, grad = odd(70, 64, dtype=f32), odd(64, dtype=f32, seed=1), odd(64, dtype=f32, seed=2), odd(70, 64, dtype=f32, seed=3)
+    assert_gradients(wl.fuse(lambda x, w, b: x * w + b, name="f"), lambda x, w, b: x * w + b, (x, w, b), 3, grad)
+    assert launched == [("f", 1), ("f_backward", 3)]
+    launched.clear()
+    assert_gradients(wl.fuse(lambda x, b, c: x * 2 + b + c, name="f"), lambda x, b, c: x * 2 + b + c, (x, w, b), 3, grad)
+    assert launched == [("f", 1), ("f_backward", 2)]
+
+
+def test_a_sum_beside_another_part_of_the_gradient(launched: Launched) -> None:  # noqa: F811
+    """It stays wide until all parts are added up: 2^10 of rounded parts of opposite signs, and one."""
+    x, w = torch.ones(64, 16, dtype=bf16), torch.ones(16, dtype=bf16).requires_grad_()
+    y, z = wl.fuse(lambda x, w: (x * w, w * 2), name="f")(x, w)
+    grad = torch.full((64, 16), 16.0, dtype=bf16)
+    grad[0] = 17
+    (got,) = torch.autograd.grad((y, z), w, (grad, torch.full((16,), -512.0, dtype=bf16)))
+    assert torch.equal(got, torch.ones(16, dtype=bf16))
+    assert launched == [("f", 2), ("f_backward", 3)]
+
+
+def test_nan_and_infinity_stay_in_their_columns(launched: Launched) -> None:  # noqa: F811
+    x, grad = torch.ones(50, 16), torch.ones(50, 16)
+    x[3, 1], x[49, 2], x[0, 5], x[40, 5], grad[33, 9] = torch.nan, torch.inf, torch.inf, -torch.inf, -torch.inf
+    w = torch.ones(16, requires_grad=True)
+    (got,) = torch.autograd.grad(scale(x, w), w, grad)
+    torch.testing.assert_close(got, (x * grad).sum(0), rtol=0, atol=0, equal_nan=True)
+    assert got.isnan().sum() == 2
+    assert launched == SUMMED
+
+
+def test_eager_numerics_add_up_rounded_terms(launched: Launched) -> None:  # noqa: F811
+    x, w, grad = odd(64, 32, dtype=bf16), odd(32, dtype=bf16, seed=1).requires_grad_(), odd(64, 32, dtype=bf16, seed=2)
+    f = wl.fuse(lambda x, w: x * w, name="f", numerics="eager")
+    (got,) = torch.autograd.grad(f(x, w), w, grad)
+    assert torch.equal(got, (x * grad).double().sum(0).to(bf16))
+    assert not torch.equal(got, (x.double() * grad.double()).sum(0).to(bf16))
+    assert launched == SUMMED
+
+
+def test_second_derivatives_store_terms(launched: Launched) -> None:  # noqa: F811
+    x, w = odd(40, 32, dtype=f64).requires_grad_(), odd(32, dtype=f64, seed=1).requires_grad_()
+    cube = wl.fuse(lambda x, w: x * w * w, name="f")
+    (first,) = torch.autograd.grad(cube(x, w).sum(), w, create_graph=True)
+    assert launched == STORED
+    (second,) = torch.autograd.grad(first.sum(), w)
+    torch.testing.assert_close(second, 2 * x.sum(0))
+    assert launched[2:] == [("f_backward_backward", 2)]  # which is the last, and adds up
+
+
+def test_blocks_of_many_rows(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """Of 64 rows and of 128, whole and not: only from 2^20 partial sums on otherwise."""
+    monkeypatch.setattr(columns, "LEAST_BLOCKS", 1)
+    for rows in (63, 64, 65, 200):
+        check_scale(odd(rows, 128, dtype=bf16), odd(rows, 128, dtype=bf16, seed=2))
+    assert launched == SUMMED * 4
+    monkeypatch.setattr(columns, "MOST_PARTS", 1)
+    check_scale(odd(100, 256, dtype=bf16), odd(100, 256, dtype=bf16, seed=2))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "replacement"),
+    [
+        (r"__syncthreads\(\);\n(?=    for \(unsigned column)", ""),  # lanes are read before they are written
+        (r"min\(row \+ r \* (\d+), end - 1\)", r"row + r * \1"),  # rows behind the last are loaded
+        (r"if \(at >= end\) break;", ""),  # and added up
+        (r"column < across \* N && column < left", "column < across * N"),  # columns behind the last are written
+        (r"lane \* across \+ column / N", "lane * across"),
+        (r"(\w+ row0 = \w+ \* )", r"\1 0 * "),
+        (r"lane < threads / across", "lane + 1 < threads / across"),
+    ],
+)
+def test_wrong_kernels_are_found(edited: Callable[[str, str], None], pattern: str, replacement: str) -> None:
+    edited(pattern, replacement)
+    with pytest.raises(AssertionError):
+        check_scale(odd(71, 136, dtype=bf16), odd(71, 136, dtype=bf16, seed=2))
+
+
+def test_a_second_sum_that_does_not_wait_is_found(edited: Callable[[str, str], None], launched: Launched) -> None:  # noqa: F811
+    edited(r"__syncthreads\(\);\n    (?=add_lanes)", "")
+    with pytest.raises(AssertionError):
+        test_two_sums_of_one_kernel(launched)
+
+
+def test_rounded_terms_are_found(edited: Callable[[str, str], None]) -> None:
+    edited(r"out1_sum\[k\] \+= out1_v\[k\];", "out1_sum[k] += widen(narrow_to<bf16>::from(out1_v[k]));")
+    with pytest.raises(AssertionError):
+        check_scale(odd(71, 136, dtype=bf16), odd(71, 136, dtype=bf16, seed=2))
