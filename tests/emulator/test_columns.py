@@ -101,7 +101,7 @@ def test_layouts_in_which_rows_are_added_up(launched: Launched) -> None:  # noqa
 
 
 def test_layouts_in_which_terms_are_stored(launched: Launched) -> None:  # noqa: F811
-    """Rows that are not whole accesses, not aligned, too few, across memory; elements whose place counts; and none of rows."""
+    """Rows that are not whole accesses, not aligned, too few, across memory, in several dims; and sums of something else than rows."""
     x, w, grad = odd(40, 48, dtype=f32), odd(48, dtype=f32), odd(40, 48, dtype=f32, seed=5)
     odd_rows, shifted = odd(40, 49, dtype=f32), odd(40 * 48 + 1, dtype=f32)[1:].view(40, 48)
     for tensors, g in (
@@ -119,11 +119,24 @@ def test_layouts_in_which_terms_are_stored(launched: Launched) -> None:  # noqa:
         launched.clear()
         assert_gradients(scale, lambda x, w: x * w, tensors, 2, g)
         assert launched == STORED, [(t.shape, t.stride()) for t in (*tensors, g)]
+
+
+def test_values_of_an_elements_place(launched: Launched) -> None:  # noqa: F811
+    """Coordinates, and a mask that forward and backward draw alike."""
+    x, w = odd(90, 72, dtype=f32).requires_grad_(), odd(72, dtype=f32, seed=1).requires_grad_()
+    grad = odd(90, 72, dtype=f32, seed=2)
+    masked = wl.fuse(lambda x, w: torch.where(wl.index(-1) <= wl.index(-2), x * w, 0.0), name="f")
+    got = torch.autograd.grad(masked(x, w), (x, w), grad)
+    assert torch.equal(got[1], (x * grad).tril().sum(0).detach())
+    assert launched == SUMMED
     launched.clear()
-    masked = lambda x, w: torch.where(wl.index(-1) <= wl.index(-2), x * w, 0.0)  # noqa: E731
-    got = torch.autograd.grad(wl.fuse(masked, name="f")(x.requires_grad_(), w.requires_grad_()), (x, w), grad)
-    torch.testing.assert_close(got[1], (x * grad).tril().sum(0).detach())
-    assert launched == STORED
+    y = wl.fuse(lambda x, w: F.dropout(x * w, 0.5), name="f")(x, w)
+    got = torch.autograd.grad(y, (x, w), grad)
+    kept = (y != 0).detach()
+    assert 0.4 < kept.float().mean() < 0.6
+    assert torch.equal(got[0], (2 * grad * w * kept).detach())
+    assert torch.equal(got[1], (2 * grad * x * kept).sum(0).detach())
+    assert launched == SUMMED
 
 
 @pytest.mark.parametrize("dtype", [bf16, f32], ids=str)

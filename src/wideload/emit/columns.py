@@ -6,6 +6,7 @@ A thread keeps to one access of columns and adds up in registers; those of a blo
 from __future__ import annotations
 
 from wideload.emit.element import element_call
+from wideload.emit.positions import count_positions
 from wideload.emit.signature import emit_definition, emit_uniform
 from wideload.emit.text import INDEX_TYPES, division_sizes, indented, take_apart, unrolled
 from wideload.lower import Program
@@ -35,6 +36,7 @@ def emit_columns(program: Program, variant: Variant) -> str:
         own.append((f"{kind} {p.name}_v[{rows}];", f"{p.name}_v[r] = {value};"))
     held = {p.name: {"row": f"{p.name}_v[r]", "vector": f"{p.name}_v[r].get(k)"}.get(a, f"{p.name}_v.get(k)") for p, a in loads}
     operands = [f"widen({held[p.name]})" if p.name in held else p.name for p in program.parameters]
+    operands += [f"{p.name}_v.get(k)" for p in program.positions]
     sums = [r for r in program.results if r.is_summed]
     each = [
         element_call(program, operands, [f"{r.name}_v[k]" for r in program.results]),
@@ -43,6 +45,7 @@ def emit_columns(program: Program, variant: Variant) -> str:
     row = [
         f"const {unsigned} at = row + r * {lanes};",
         "if (at >= end) break;",
+        *count_positions(program, variant, count, ["column", "at"], declared=False),
         *(f"{r.type.compute} {r.name}_v[{count}];" for r in program.results),
         *unrolled("k", count, each),
         *(f"store_vector({r.name}_data + (at * ({unsigned}){r.name}_stride1 + column), {r.name}_v);" for r in stored),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from wideload.layout import IterSpace, magic_divisor
-from wideload.plan.choice import Choice, Reason, Walk, are_rows_whole, choose_accesses, choose_elements, choose_index_bits
+from wideload.layout import Dim, IterSpace
+from wideload.plan.choice import Choice, Reason, Walk, are_rows_whole, choose_accesses, choose_elements, choose_index_bits, division_numbers
 from wideload.plan.tuning import Tuning
 from wideload.plan.variant import Access, Columns
 
@@ -32,6 +32,12 @@ ACROSS_TOTALS = (4, 2, 1)
 """`ACROSS` where partial sums are added up: as many as leave a thread no more than `ROWS_OF_TOTALS` rows, one after the other."""
 
 ROWS_OF_TOTALS = 16
+
+SHARED_BYTES = 16384
+"""Of the sums of a block's threads, at most, for each result: a block may declare 48 KiB."""
+
+WIDEST_SUM = 8
+"""Bytes of a sum in fp64."""
 
 LOADS = 4
 """Accesses that a thread has in flight, of all operands together, where it has no more operands than that: 64 KiB an SM with the eight
@@ -74,21 +80,20 @@ def choose_columns(
         "repeated" if access == "vector" and not any(walk.strides[1:]) else access for walk, access in zip(inputs, loads, strict=True)
     ]
     num_slots, part_rows = num_columns // elements, num_rows if is_total else find_part_rows(num_rows, num_columns)
-    most = next((n for n in ACROSS_TOTALS if num_rows * n <= ROWS_OF_TOTALS * tuning.threads), 1) if is_total else ACROSS
+    threads = min(tuning.threads, SHARED_BYTES // (elements * WIDEST_SUM))
+    most = next((n for n in ACROSS_TOTALS if num_rows * n <= ROWS_OF_TOTALS * threads), 1) if is_total else ACROSS
     across = min(most, 1 << (num_slots - 1).bit_length())
     rows = max(1, LOADS // max(1, accesses.count("vector")))
     tiles, parts = -(-num_slots // across), -(-num_rows // part_rows)
-    covered = tiles * parts * tuning.threads * elements * rows
+    covered = tiles * parts * threads * elements * rows
     bits, width = choose_index_bits(space, walks, covered)
-    multiplier, shift = magic_divisor(tiles, bits)
     strides = [sum(walk.strides[1:]) for walk, access in zip(inputs, accesses, strict=True) if access in ("vector", "row")]
     strides += [sum(walk.strides[1:]) for at, walk in enumerate(outputs) if at not in sums]
-    runtime = (num_rows, num_columns, part_rows, tiles, multiplier - (1 << 64) if multiplier >> 63 else multiplier, shift, *strides)
+    blocks = IterSpace((Dim(tiles, ()), Dim(parts, ())), tiles * parts)
+    runtime = (num_rows, num_columns, part_rows, *division_numbers(blocks, bits), *strides)
     stores: list[Access] = ["summed" if at in sums else "vector" for at in range(len(outputs))]
     reasons = (
-        Reason(
-            "family", "columns", f"{num_rows} rows of {num_columns} elements, all of whole accesses; over the rows results are added up"
-        ),
+        Reason("family", "columns", f"{num_rows} rows of {num_columns} elements, all of whole accesses; results are added up over rows"),
         Reason("columns", f"{across * elements} a block", f"{across} accesses of a row; its other threads are at other rows"),
         Reason("sums", f"{parts} x {num_columns}", f"each of {part_rows} rows, in registers; no atomics: always in the same order"),
         why,
@@ -102,7 +107,7 @@ def choose_columns(
         covered,
         runtime,
         reasons,
-        tuning.threads,
+        threads,
         is_whole=True,
         columns=Columns(across, rows),
     )

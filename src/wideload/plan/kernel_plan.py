@@ -239,10 +239,10 @@ def _plan_kernel(
 def _choose_summing(
     space: IterSpace, walks: Sequence[Walk], num_inputs: int, targets: Sequence[Target], program: Program, tuning: Tuning
 ) -> Choice:
-    """The ``columns`` family, which alone adds up rows: one value of all elements, or of an element's place, it has not learnt."""
+    """The ``columns`` family, which alone adds up rows: not those of several widths, nor beside one value of all elements."""
     sums = {at: target.num_columns for at, target in enumerate(targets) if target.num_columns}
     choice = None
-    if len({*sums.values()}) == 1 and not program.positions and not program.reduced:
+    if len({*sums.values()}) == 1 and not program.reduced:
         is_total = all(target.is_total for target in targets)
         choice = choose_columns(space, walks, num_inputs, tuple(sums), next(iter(sums.values())), is_total, tuning)
     if choice is None:
