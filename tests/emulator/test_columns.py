@@ -13,8 +13,8 @@ import torch.nn.functional as F
 import wideload as wl
 from tests.emulator import test_grad
 from tests.emulator.test_grad import Launched, assert_gradients, launched  # noqa: F401 - a fixture
-from wideload import torch_op
-from wideload.plan import columns
+from wideload import execute, torch_op
+from wideload.plan import DEFAULT, Reason, columns
 
 bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 
@@ -23,9 +23,6 @@ SUMMED, STORED = [("f", 1), ("f_backward", 2)], [("f", 1), ("f_backward", 1)]
 
 LARGEST = {bf16: 255, f16: 15, f32: 255, f64: 255}
 """Odd numbers up to which products are exact in the dtype's sums, and need more bits than a half has."""
-
-scale = wl.fuse(lambda x, w: x * w, name="f")
-bias_gelu = wl.fuse(lambda x, bias: F.gelu(x + bias, approximate="tanh"), name="f")
 
 
 @pytest.fixture(autouse=True)
@@ -56,11 +53,16 @@ def odd(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
     return (torch.randint(-(LARGEST[dtype] + 1) // 2, LARGEST[dtype] // 2, shape, generator=generator) * 2 + 1).to(dtype)
 
 
+def scale() -> wl.FusedFunction:
+    """A new one, which knows no layouts from other tests."""
+    return wl.fuse(lambda x, w: x * w, name="f")
+
+
 def check_scale(x: torch.Tensor, grad: torch.Tensor) -> None:
     """The gradient of a scale is the exact sum of the unrounded products, rounded once."""
     columns = x.shape[-1:]
     w = odd(*columns, dtype=x.dtype, seed=1)
-    got = torch.autograd.grad(scale(x.requires_grad_(), w.requires_grad_()), (x, w), grad)
+    got = torch.autograd.grad(scale()(x.requires_grad_(), w.requires_grad_()), (x, w), grad)
     exact = (x.detach().double() * grad.double()).flatten(0, -2).sum(0)
     assert exact.abs().max() < 2**24
     assert torch.equal(got[0], (grad.double() * w.detach().double()).to(x.dtype))
@@ -117,7 +119,7 @@ def test_layouts_in_which_terms_are_stored(launched: Launched) -> None:  # noqa:
         ((odd(5, 80, 48, dtype=f32)[:, :40], w), odd(5, 40, 48, dtype=f32)),
     ):
         launched.clear()
-        assert_gradients(scale, lambda x, w: x * w, tensors, 2, g)
+        assert_gradients(scale(), lambda x, w: x * w, tensors, 2, g)
         assert launched == STORED, [(t.shape, t.stride()) for t in (*tensors, g)]
 
 
@@ -180,7 +182,7 @@ def test_nan_and_infinity_stay_in_their_columns(launched: Launched) -> None:  # 
     x, grad = torch.ones(50, 16), torch.ones(50, 16)
     x[3, 1], x[49, 2], x[0, 5], x[40, 5], grad[33, 9] = torch.nan, torch.inf, torch.inf, -torch.inf, -torch.inf
     w = torch.ones(16, requires_grad=True)
-    (got,) = torch.autograd.grad(scale(x, w), w, grad)
+    (got,) = torch.autograd.grad(scale()(x, w), w, grad)
     torch.testing.assert_close(got, (x * grad).sum(0), rtol=0, atol=0, equal_nan=True)
     assert got.isnan().sum() == 2
     assert launched == SUMMED
@@ -213,6 +215,19 @@ def test_blocks_of_many_rows(launched: Launched, monkeypatch: pytest.MonkeyPatch
     assert launched == SUMMED * 4
     monkeypatch.setattr(columns, "MOST_PARTS", 1)
     check_scale(odd(100, 256, dtype=bf16), odd(100, 256, dtype=bf16, seed=2))
+
+
+def test_other_cuts(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """Blocks of other sizes, more accesses a thread, offsets of 64 bits."""
+    for accesses, threads in ((1, 64), (2, 512), (4, 256)):
+        choices = {"accesses": accesses, "threads": threads, "narrowing_accesses": accesses}
+        monkeypatch.setattr(execute, "tuning_of", lambda device, choices=choices: DEFAULT.with_choices(choices))
+        for rows, width in ((50, 64), (100, 160), (130, 1056)):
+            check_scale(odd(rows, width, dtype=bf16), odd(rows, width, dtype=bf16, seed=2))
+    monkeypatch.setattr(execute, "tuning_of", lambda device: DEFAULT)
+    monkeypatch.setattr(columns, "choose_index_bits", lambda *_: (64, Reason("index width", "64 bits", "here")))
+    check_scale(odd(71, 136, dtype=bf16), odd(71, 136, dtype=bf16, seed=2))
+    assert launched == SUMMED * 10
 
 
 @pytest.mark.parametrize(
