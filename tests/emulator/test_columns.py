@@ -235,7 +235,8 @@ def test_other_cuts(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> None
     [
         (r"__syncthreads\(\);\n(?=    for \(unsigned column)", ""),  # lanes are read before they are written
         (r"min\(row \+ r \* (\d+), end - 1\)", r"row + r * \1"),  # rows behind the last are loaded
-        (r"if \(at >= end\) break;", ""),  # and added up
+        (r"\+= is_row \? (\w+)\[k\] : 0;", r"+= \1[k];"),  # and added up
+        (r"if \(is_row\) store_vector", "store_vector"),  # and stored, where another block's are
         (r"column < across \* N && column < left", "column < across * N"),  # columns behind the last are written
         (r"lane \* across \+ column / N", "lane * across"),
         (r"(\w+ row0 = \w+ \* )", r"\1 0 * "),
@@ -255,6 +256,6 @@ def test_a_second_sum_that_does_not_wait_is_found(edited: Callable[[str, str], N
 
 
 def test_rounded_terms_are_found(edited: Callable[[str, str], None]) -> None:
-    edited(r"out1_sum\[k\] \+= out1_v\[k\];", "out1_sum[k] += widen(narrow_to<bf16>::from(out1_v[k]));")
+    edited(r"out1_sum\[k\] \+= is_row \? out1_v\[k\] : 0;", "if (is_row) out1_sum[k] += widen(narrow_to<bf16>::from(out1_v[k]));")
     with pytest.raises(AssertionError):
         check_scale(odd(71, 136, dtype=bf16), odd(71, 136, dtype=bf16, seed=2))

@@ -19,7 +19,7 @@ DEVICE void bias_gelu_backward_element(const float grad, const float x, const fl
     out1 = mul_8;
 }
 
-extern "C" __global__ void __launch_bounds__(128, 8)
+extern "C" __global__ void __launch_bounds__(128, 7)
 bias_gelu_backward_columns(
     const bf16* __restrict__ grad_data,
     const bf16* __restrict__ x_data,
@@ -60,15 +60,15 @@ bias_gelu_backward_columns(
 #pragma unroll
         for (unsigned r = 0; r < 2; ++r) {
             const unsigned at = row + r * 8;
-            if (at >= end) break;
+            const bool is_row = at < end;
             float out0_v[8];
             float out1_v[8];
 #pragma unroll
             for (int k = 0; k < 8; ++k) {
                 bias_gelu_backward_element(widen(grad_v[r].get(k)), widen(x_v[r].get(k)), widen(bias_v.get(k)), out0_v[k], out1_v[k]);
-                out1_sum[k] += out1_v[k];
+                out1_sum[k] += is_row ? out1_v[k] : 0;
             }
-            store_vector(out0_data + (at * (unsigned)out0_stride1 + column), out0_v);
+            if (is_row) store_vector(out0_data + (at * (unsigned)out0_stride1 + column), out0_v);
         }
     }
     add_lanes<128, 16>(out1_data + (rest0 * (unsigned)columns + first), out1_sum, (unsigned)columns - first);

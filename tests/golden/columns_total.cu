@@ -3,7 +3,7 @@ DEVICE void bias_gelu_backward_total_element(const float parts, float& out)
     out = parts;
 }
 
-extern "C" __global__ void __launch_bounds__(128, 8)
+extern "C" __global__ void __launch_bounds__(128, 7)
 bias_gelu_backward_total_columns(
     const float* parts_data,
     bf16* out_data,
@@ -36,12 +36,12 @@ bias_gelu_backward_total_columns(
 #pragma unroll
         for (unsigned r = 0; r < 4; ++r) {
             const unsigned at = row + r * 32;
-            if (at >= end) break;
+            const bool is_row = at < end;
             float out_v[4];
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
                 bias_gelu_backward_total_element(widen(parts_v[r].get(k)), out_v[k]);
-                out_sum[k] += out_v[k];
+                out_sum[k] += is_row ? out_v[k] : 0;
             }
         }
     }

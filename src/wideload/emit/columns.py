@@ -40,17 +40,17 @@ def emit_columns(program: Program, variant: Variant) -> str:
     sums = [r for r in program.results if r.is_summed]
     each = [
         element_call(program, operands, [f"{r.name}_v[k]" for r in program.results]),
-        *(f"{r.name}_sum[k] += {r.name}_v[k];" for r in sums),
+        *(f"{r.name}_sum[k] += is_row ? {r.name}_v[k] : 0;" for r in sums),
     ]
     row = [
         f"const {unsigned} at = row + r * {lanes};",
-        "if (at >= end) break;",
+        "const bool is_row = at < end;",
         *count_positions(program, variant, count, ["column", "at"], declared=False),
         *(f"{r.type.compute} {r.name}_v[{count}];" for r in program.results),
         *unrolled("k", count, each),
-        *(f"store_vector({r.name}_data + (at * ({unsigned}){r.name}_stride1 + column), {r.name}_v);" for r in stored),
+        *(f"if (is_row) store_vector({r.name}_data + (at * ({unsigned}){r.name}_stride1 + column), {r.name}_v);" for r in stored),
     ]
-    # A row behind the last is loaded as the last one is: all loads of a thread are in flight before it looks at any.
+    # A row behind the last is loaded and computed as the last one is. A branch round it would take its loads along, behind stores.
     ahead = [f"const {unsigned} at = min(row + r * {lanes}, end - 1);", *(load for _, load in own)]
     loop = [
         *(declaration for declaration, _ in own),

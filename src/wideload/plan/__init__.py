@@ -10,6 +10,7 @@ from wideload.plan.kernel_plan import KernelPlan, Operand, Target, Total, plan_k
 from wideload.plan.tuning import ALLOWED, BUILT_IN, DEFAULT, Tuning, built_in_tuning
 from wideload.plan.variant import (
     ACCESS_BYTES,
+    COLUMNS_BLOCKS,
     MANY_LOADS,
     MANY_LOADS_BLOCKS,
     MAX_INLINED_FUNCTIONS,
@@ -32,6 +33,7 @@ __all__ = [
     "ACCESS_BYTES",
     "ALLOWED",
     "BUILT_IN",
+    "COLUMNS_BLOCKS",
     "DEFAULT",
     "MANY_LOADS",
     "MANY_LOADS_BLOCKS",

@@ -23,7 +23,7 @@ PART_COLUMNS = 128
 """Columns of such a block, of 2 bytes; where rows are shorter it has as many times more rows."""
 
 LEAST_BLOCKS = 8192
-"""Blocks from which on each takes more rows: eight waves of eight an SM of an H200, as many as of strips."""
+"""Blocks from which on each takes more rows: nine waves of seven an SM of an H200, of which strips have eight."""
 
 MOST_PARTS = 2048
 """Rows of partial sums, at most: what adds them up has few blocks where rows are short, and reads four rows a thread at a time."""
@@ -40,8 +40,8 @@ WIDEST_SUM = 8
 """Bytes of a sum in fp64."""
 
 LOADS = 4
-"""Accesses that a thread has in flight, of all operands together, where it has no more operands than that: 64 KiB an SM with the eight
-blocks of 128 threads that its registers leave room for, above the 48 KiB that CUB's DeviceTransform wants on an H200."""
+"""Accesses that a thread has in flight, of all operands together, where it has no more operands than that: 56 KiB an SM with the
+`COLUMNS_BLOCKS` blocks of 128 threads that registers leave room for, above the 48 KiB that CUB's DeviceTransform wants on an H200."""
 
 
 def find_part_rows(num_rows: int, num_columns: int) -> int:
