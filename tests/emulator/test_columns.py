@@ -102,6 +102,21 @@ def test_layouts_in_which_rows_are_added_up(launched: Launched) -> None:  # noqa
         assert launched == [("f", 1), ("f_backward", num_kernels)], (shape, num_kernels)
 
 
+def test_operands_that_are_one_element_a_row_or_for_all(launched: Launched) -> None:  # noqa: F811
+    x, w, column, one = odd(70, 48, dtype=f32), odd(48, dtype=f32, seed=1), torch.tensor([[1.0], [-2.0]]).repeat(35, 1), torch.tensor(3.0)
+    several: list[tuple[Callable[..., Any], tuple[torch.Tensor, ...], int]] = [
+        (lambda x, w, column: x * column * w, (x, w, column), 2),
+        (lambda x, w, one: x * w * one, (x, w, one), 2),
+        (lambda x, w: x * w, (x, w), 2),
+        (lambda w, x: x + w, (w, x), 1),
+    ]
+    for function, tensors, num_wanted in several:
+        for grad in (odd(70, 48, dtype=f32, seed=2), torch.ones(1, 1).expand(70, 48), torch.ones(70, 1).expand(70, 48)):
+            launched.clear()
+            assert_gradients(wl.fuse(function, name="f"), function, tensors, num_wanted, grad)
+            assert launched == SUMMED
+
+
 def test_layouts_in_which_terms_are_stored(launched: Launched) -> None:  # noqa: F811
     """Rows that are not whole accesses, not aligned, too few, across memory, in several dims; and sums of something else than rows."""
     x, w, grad = odd(40, 48, dtype=f32), odd(48, dtype=f32), odd(40, 48, dtype=f32, seed=5)
