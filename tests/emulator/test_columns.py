@@ -127,6 +127,7 @@ def test_layouts_in_which_terms_are_stored(launched: Launched) -> None:  # noqa:
         ((x, odd(49, dtype=f32)[1:]), grad),
         ((x, w), odd(40, 49, dtype=f32)[:, :48]),
         ((x, w), odd(48, 40, dtype=f32).t()),
+        ((odd(48, 48, dtype=f32).t(), w), odd(48, 48, dtype=f32, seed=5).t()),
         ((x[:31], w), grad[:31]),
         ((x, odd(40, 1, dtype=f32)), grad),
         ((x, odd(1, 1, dtype=f32)), grad),

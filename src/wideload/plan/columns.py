@@ -63,10 +63,12 @@ def choose_columns(
 ) -> Choice | None:
     """Rows of ``num_columns`` elements, all in whole accesses and one fixed step apart; ``sums`` are the results that are added up.
 
-    Where ``is_total`` one block adds up all rows of its columns.
+    How each sum is walked is among the last strides of the space's dims. Where ``is_total`` one block adds up all rows of its columns.
     """
     inputs, outputs = walks[:num_inputs], walks[num_inputs:]
-    if len(space.dims) not in (1, 2) or space.dims[0].size != num_columns or any(walk.strides[0] != 1 for walk in outputs):
+    row = space.dims[0]
+    steps = {*row.strides[-len(sums) :], *(walk.strides[0] for walk in outputs)}
+    if len(space.dims) > 2 or row.size != num_columns or steps != {1}:
         return None
     num_rows = space.num_elements // num_columns
     if num_rows < PART_ROWS[-1] and not is_total:
