@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable
 from typing import Any
@@ -231,6 +232,30 @@ def test_blocks_of_many_rows(launched: Launched, monkeypatch: pytest.MonkeyPatch
     assert launched == SUMMED * 4
     monkeypatch.setattr(columns, "MOST_PARTS", 1)
     check_scale(odd(100, 256, dtype=bf16), odd(100, 256, dtype=bf16, seed=2))
+
+
+def test_random_layouts(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """Dims in any order, equal or not, with gaps, expanded; operands broadcast along any of them: a third of the sums are over rows."""
+    monkeypatch.setattr(columns, "PART_ROWS", (8, 4))
+    draw, num_summed = random.Random(7), 0
+
+    def laid_out(shape: list[int], order: list[int], seed: int) -> torch.Tensor:
+        wider = [shape[dim] + draw.choice([0, 0, 0, 0, 8]) for dim in order]
+        tensor = odd(*wider, dtype=f64, seed=seed)[tuple(slice(shape[dim]) for dim in order)]
+        return tensor.permute([order.index(dim) for dim in range(len(shape))])
+
+    for seed in range(120):
+        full = [draw.choice([1, 8, 8, 8, 24]) for _ in range(draw.choice([2, 2, 3]))]
+        least = draw.randrange(len(full))
+        of_w = [1 if dim < least or draw.random() < 0.1 else size for dim, size in enumerate(full)][draw.choice([0, least]) :]
+        order = [*range(len(full))] if draw.random() < 0.7 else draw.sample(range(len(full)), len(full))  # of x and its gradient
+        x, grad = laid_out(full, order, seed), laid_out(full, order if draw.random() < 0.8 else [*range(len(full))], seed + 2)
+        w = laid_out(of_w, [*range(len(of_w))], seed + 1)
+        got = torch.autograd.grad(scale()(x.requires_grad_(), w.requires_grad_()), (x, w), grad)
+        assert torch.equal(got[0], (w * grad).detach())
+        assert torch.equal(got[1], (x * grad).detach().sum_to_size(w.shape)), (x.shape, x.stride(), w.shape, w.stride(), grad.stride())
+        num_summed += launched[-1][1] == 2
+    assert 30 < num_summed < 90
 
 
 def test_other_cuts(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
