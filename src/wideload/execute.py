@@ -14,22 +14,24 @@ from typing import Any
 import torch
 
 from wideload.cache import find_cubins
+from wideload.dtypes import widened
 from wideload.emit.kernel import emit_kernel
-from wideload.errors import TraceError
+from wideload.errors import LayoutError, TraceError
 from wideload.expr import Const, Expr, Number, Numerics, Reduced, is_reduced, number_value
 from wideload.launch import LoadedKernel, can_overlap, device_arch
+from wideload.layout import contiguous_strides
 from wideload.lower import ScalarParameter
 from wideload.manifest import Recipe
 from wideload.overlap import Extent, relation
-from wideload.plan import ACCESS_BYTES, KernelPlan, Operand, Target, Tuning, plan_kernels
+from wideload.plan import ACCESS_BYTES, KernelPlan, Operand, Target, Total, Tuning, find_part_rows, plan_kernels
 from wideload.promotion import infer_dtype
 from wideload.push import PushedExpr, push_views
 from wideload.replay import NodeLayout
 from wideload.tuned import tuning_of
 
 __all__ = [
-    "Launch", "Output", "clear_reduced", "empty_here", "is_safe_in_place", "kernel_arguments", "kernel_texts", "new_output", "node_dtype",
-    "phase_of", "place_call", "plan_call", "prepare_launches", "run_launches", "run_new", "scalar_argument", "scalar_words",
+    "Launch", "Output", "clear_reduced", "empty_here", "is_safe_in_place", "kernel_arguments", "kernel_texts", "new_output", "new_sums",
+    "node_dtype", "phase_of", "place_call", "plan_call", "prepare_launches", "run_launches", "run_new", "scalar_argument", "scalar_words",
     "stage_launches", "value_of",
 ]  # fmt: skip
 
@@ -56,7 +58,7 @@ class Launch:
     def arguments(self, inputs: Sequence[int], outputs: Sequence[int], scalars: tuple[Any, ...]) -> tuple[int | float, ...]:
         """As `kernel_arguments`, of addresses: those of the tensors, the seed last, and of what is written."""
         plan = self.plan
-        loads = [inputs[tensor] + offset for tensor, offset in plan.sources]
+        loads = [(outputs[~tensor] if tensor < 0 else inputs[tensor]) + offset for tensor, offset in plan.sources]
         stores = [outputs[output] + offset for output, offset in plan.targets]
         return _arranged(plan, loads, stores, () if plan.seed is None else (inputs[plan.seed],), scalars)
 
@@ -75,7 +77,9 @@ _TYPES = {int: "l", float: "d", complex: "dd"}
 class Output:
     """A tensor to be written with node ``node``: ``phase_bytes`` is its address modulo a whole access.
 
-    What ``is_reduced`` is one value of all elements, and has to be zero when a kernel starts.
+    What ``is_reduced`` is one value of all elements, and has to be zero when a kernel starts. With ``num_columns`` it is partial sums of
+    the node over rows of so many elements: of every `find_part_rows` rows one row, along ``layout``'s first dim. With ``parts`` it is the
+    sum of the rows of that output, which are such sums.
     """
 
     node: int
@@ -83,11 +87,22 @@ class Output:
     layout: NodeLayout
     phase_bytes: int
     is_reduced: bool = False
+    num_columns: int = 0
+    parts: int | None = None
 
 
 def new_output(expr: Expr, layouts: Sequence[NodeLayout], node: int) -> Output:
     """The output of a node whose tensor is still to be allocated: aligned."""
     return Output(node, node_dtype(expr, node), layouts[node], 0, is_reduced(expr, node))
+
+
+def new_sums(expr: Expr, layouts: Sequence[NodeLayout], node: int, columns: tuple[int, ...]) -> Output:
+    """The output of the partial sums of a node over rows of shape ``columns``, in fp32 or wider, still to be allocated."""
+    num_columns = math.prod(columns)
+    num_rows = math.prod(layouts[node].shape) // num_columns
+    shape = (-(-num_rows // find_part_rows(num_rows, num_columns)), *columns)
+    layout = NodeLayout(shape, contiguous_strides(shape))
+    return Output(node, widened(node_dtype(expr, node)), layout, 0, num_columns=num_columns)
 
 
 def clear_reduced(expr: Expr, outs: Sequence[torch.Tensor]) -> None:
@@ -135,8 +150,19 @@ def plan_call(
         is_in_place=is_in_place,
         walks=pushed.walks,
         seed=len(expr.operands),
+        totals=_totals(outputs),
         tuning=tuning_of(device) if tuning is None else tuning,
     )
+
+
+def _totals(outputs: Sequence[Output]) -> list[Total]:
+    totals = []
+    for position, output in enumerate(outputs):
+        if output.parts is not None:
+            parts = outputs[output.parts]
+            shape = parts.layout.shape[0], parts.num_columns
+            totals.append(Total(position, output.dtype, output.parts, parts.dtype, shape))
+    return totals
 
 
 def place_call(
@@ -145,8 +171,11 @@ def place_call(
     """The expression without views, and the views of these tensors that it reads and writes."""
     written: list[tuple[int, int, NodeLayout]] = []
     for position, output in enumerate(outputs):
+        if output.parts is not None:
+            continue
         node = expr.nodes[output.node]
-        number, layout = (node.operand, layouts[node.operand]) if isinstance(node, Reduced) else (output.node, output.layout)
+        number = node.operand if isinstance(node, Reduced) else output.node
+        layout = layouts[number] if isinstance(node, Reduced) or output.num_columns else output.layout
         written.append((number, position, layout))
     pushed = push_views(expr, layouts, written)
     operands = []
@@ -161,6 +190,11 @@ def place_call(
         layout = NodeLayout(store.view.shape, store.view.strides)
         if isinstance(node, Reduced):
             targets.append(Target(store.node, output.dtype, layout, 0, store.output, reduction=node.reduction))
+            continue
+        if output.num_columns:
+            if layout.shape != layouts[output.node].shape:
+                raise LayoutError(f"{expr.name} cannot add up rows of a value that is computed in parts. Store the terms, and add them up.")
+            targets.append(Target(store.node, output.dtype, layout, 0, store.output, num_columns=output.num_columns))
             continue
         offset = store.view.offset * output.dtype.itemsize
         phase = (output.phase_bytes + offset) % ACCESS_BYTES
@@ -262,7 +296,9 @@ def kernel_arguments(
     loads = [
         argument
         for (tensor, offset), access in zip(plan.sources, plan.variant.loads, strict=True)
-        for argument in (_numbers(tensors[tensor].item()) if access == "value" else (pointer(tensors[tensor], offset),))
+        for argument in (
+            _numbers(tensors[tensor].item()) if access == "value" else (pointer(outs[~tensor] if tensor < 0 else tensors[tensor], offset),)
+        )
     ]
     stores = [pointer(outs[output], offset) for output, offset in plan.targets]
     return _arranged(plan, loads, stores, () if plan.seed is None else (pointer(tensors[plan.seed], 0),), scalars)

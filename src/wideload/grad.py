@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,9 +23,9 @@ from wideload.expr import Apply, Cast, Const, Coordinate, Draw, Expr, HostCall, 
 from wideload.layout import broadcast_shapes, contiguous_strides
 from wideload.ops_table import OPS, Op
 from wideload.promotion import infer_dtype, sample_of
-from wideload.views import View, ViewStep, apply_view
+from wideload.views import View, ViewStep, apply_view, apply_views
 
-__all__ = ["Gradient", "InputGradient", "Term", "connected_nodes", "derive_gradient", "missing_rules"]
+__all__ = ["Gradient", "InputGradient", "RowSum", "Term", "connected_nodes", "derive_gradient", "missing_rules"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,14 @@ class Term:
     output: int
     steps: tuple[ViewStep, ...]
     num_summed: int
+
+
+@dataclass(frozen=True)
+class RowSum:
+    """A result that kernels add up, in fp32 or wider, over all rows of ``shape``, and round to ``dtype``."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True)
@@ -48,7 +57,8 @@ class InputGradient:
 class Gradient:
     """``expr`` reads tensors ``inputs`` of the function, then the incoming gradients of results ``incoming``.
 
-    ``shaped`` has for each of its results the input whose shape it has, or None for one that is still to be summed.
+    ``shaped`` has for each of its results the input whose shape it has, or None for one that is still to be summed. ``sums`` has for
+    each what is stored of it instead, or None.
     """
 
     expr: Expr
@@ -56,6 +66,7 @@ class Gradient:
     incoming: tuple[int, ...]
     gradients: tuple[InputGradient, ...]
     shaped: tuple[int | None, ...]
+    sums: tuple[RowSum | None, ...]
 
 
 # ---- what has a gradient
@@ -106,20 +117,27 @@ def missing_rules(expr: Expr, wanted: Sequence[int]) -> tuple[str, ...]:
 
 
 def derive_gradient(
-    expr: Expr, shapes: Sequence[tuple[int, ...]], wanted: Sequence[int], present: Sequence[int], *, rounds: bool = False
+    expr: Expr,
+    shapes: Sequence[tuple[int, ...]],
+    wanted: Sequence[int],
+    present: Sequence[int],
+    *,
+    rounds: bool = False,
+    sums_rows: bool = False,
 ) -> Gradient:
     """The gradients of tensors ``wanted``, given one for each of the results ``present`` (positions among the outputs).
 
     ``shapes`` are those of all nodes. Halves are not rounded between steps: where types meet, the gradient stays in the wider one. With
     ``rounds`` they are, after each op of the function and after what it hands on, as eager PyTorch rounds them. To be computed with
-    fused numerics. Raises ``GradError`` where a rule is missing.
+    fused numerics. With ``sums_rows`` the kernel adds up what is to be summed over all but the last dims of a result. Raises
+    ``GradError`` where a rule is missing.
     """
     missing = missing_rules(expr, wanted)
     if missing:
         raise GradError(
             f"the gradient of {expr.name} is no expression: there is no rule for {', '.join(missing)}. Torch's own operators compute it."
         )
-    return _Deriving(expr, shapes, wanted, present, rounds).run()
+    return _Deriving(expr, shapes, wanted, present, rounds, sums_rows).run()
 
 
 # ---- values that rules compute with
@@ -209,6 +227,7 @@ class _Builder:
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
+        self.shapes: list[tuple[int, ...]] = []
         self.at: Location | None = None
         self._numbers: dict[object, int] = {}
 
@@ -218,6 +237,7 @@ class _Builder:
         if number is None:
             number = self._numbers[key] = len(self.nodes)
             self.nodes.append(node)
+            self.shapes.append(shape)
         return _Value(self, number, shape)
 
     def apply(self, op: Op, operands: Sequence[Any]) -> _Value:
@@ -269,6 +289,9 @@ class _Piece:
 _Lead = tuple[int, ...]
 """The sizes of dims that stand before a node's own, and are still to be summed: a broadcast node's gradient has one for each."""
 
+_Result = tuple[int, RowSum | None]
+"""A node, and what is stored of it instead."""
+
 _Place = tuple[int, tuple[ViewStep, ...]]
 """A node, or a view of one."""
 
@@ -282,8 +305,16 @@ class _Adjoint:
 
 
 class _Deriving:
-    def __init__(self, expr: Expr, shapes: Sequence[tuple[int, ...]], wanted: Sequence[int], present: Sequence[int], rounds: bool) -> None:
-        self._expr, self._shapes, self._wanted, self._rounds = expr, shapes, wanted, rounds
+    def __init__(
+        self,
+        expr: Expr,
+        shapes: Sequence[tuple[int, ...]],
+        wanted: Sequence[int],
+        present: Sequence[int],
+        rounds: bool,
+        sums_rows: bool,
+    ) -> None:
+        self._expr, self._shapes, self._wanted, self._rounds, self._sums_rows = expr, shapes, wanted, rounds, sums_rows
         self._connected = connected_nodes(expr, wanted)
         self._present = [position for position in present if expr.outputs[position] in self._connected]
         self._builder = _Builder()
@@ -458,7 +489,7 @@ class _Deriving:
     # -- the expression and what becomes of its results
 
     def _result(self) -> Gradient:
-        outputs: dict[int, int] = {}
+        outputs: dict[_Result, int] = {}
         shaped: list[int | None] = []
         gradients: list[InputGradient] = []
         partial: list[tuple[int, _Value, int, torch.dtype]] = []
@@ -474,31 +505,52 @@ class _Deriving:
                     partial.append((len(gradients), adjoint.value, len(adjoint.lead), node.dtype))
                     continue
                 value = adjoint.value.to(node.dtype)
-                position = outputs.setdefault(value.number, len(outputs))
+                position = outputs.setdefault((value.number, None), len(outputs))
                 if position == len(shaped):
                     shaped.append(node.operand)
                 terms.append(Term(position, (), 0))
             gradients.append(InputGradient(node.operand, tuple(terms)))
         for at, value, num_summed, dtype in partial:
-            term = self._summed(value, num_summed, dtype, outputs)
+            is_whole = not gradients[at].terms and sum(other == at for other, *_ in partial) == 1
+            total = dtype if is_whole else torch.promote_types(widened(value.dtype), widened(dtype))
+            term = self._summed_rows(value, num_summed, total, outputs) or self._summed(value, num_summed, dtype, outputs)
             if term.output == len(shaped):
                 shaped.append(None)
             gradients[at] = replace(gradients[at], terms=(*gradients[at].terms, term))
         return _compacted(self._expr, self._builder.nodes, tuple(outputs), tuple(gradients), tuple(shaped), self._present)
 
-    def _summed(self, value: _Value, num_summed: int, dtype: torch.dtype, outputs: dict[int, int]) -> Term:
-        """A gradient that is still to be summed: what another input receives anyway, or the whole in at least fp32."""
-        node, shape = self._builder.nodes[value.number], value.shape
-        steps: tuple[ViewStep, ...] = ()
+    def _summed_rows(self, value: _Value, num_summed: int, dtype: torch.dtype, outputs: dict[_Result, int]) -> Term | None:
+        """A gradient that kernels add up, unrounded: where what is left of the dims of its value are the last, all in their order."""
+        columns = value.shape[num_summed:]
+        if not self._sums_rows or not value.dtype.is_floating_point or math.prod(columns) == 1:
+            return None
+        number, steps = self._rearranged(value)
+        shape = self._builder.shapes[number]
+        strides = apply_views(steps, View(shape, contiguous_strides(shape))).strides[num_summed:]
+        is_last = all(stride == of for size, stride, of in zip(columns, strides, contiguous_strides(columns), strict=True) if size != 1)
+        if not is_last or any(other is not None and other.shape != columns for _, other in outputs):  # one kernel, one width of rows
+            return None
+        return Term(outputs.setdefault((number, RowSum(columns, dtype)), len(outputs)), (), 0)
+
+    def _rearranged(self, value: _Value) -> tuple[int, tuple[ViewStep, ...]]:
+        """The node that has a value's elements, each once, and how they are seen there."""
+        node = self._builder.nodes[value.number]
         if isinstance(node, Viewed) and all(step.name in _REARRANGE for step in node.steps):
-            value, steps = _Value(self._builder, node.operand, shape), node.steps
-        if value.number not in outputs:
+            return node.operand, node.steps
+        return value.number, ()
+
+    def _summed(self, value: _Value, num_summed: int, dtype: torch.dtype, outputs: dict[_Result, int]) -> Term:
+        """A gradient that is still to be summed: what another input receives anyway, or the whole in at least fp32."""
+        shape = value.shape
+        number, steps = self._rearranged(value)
+        value = _Value(self._builder, number, shape)
+        if (number, None) not in outputs:
             wide = torch.promote_types(widened(value.dtype), widened(dtype))
             inner = self._builder.nodes[value.number]
             assert not isinstance(inner, Const | Number)
             if inner.dtype != wide:
                 value = self._builder.add(Cast(value.number, wide, inner.ndim, None), shape)
-        return Term(outputs.setdefault(value.number, len(outputs)), steps, num_summed)
+        return Term(outputs.setdefault((value.number, None), len(outputs)), steps, num_summed)
 
 
 def _applied(rule: Rule, named: dict[str, Any], is_analytic: bool) -> _Value | None:
@@ -607,12 +659,13 @@ _ADJOINTS: dict[str, Callable[[_Deriving, tuple[int, ...], ViewStep, _Lead, _Val
 def _compacted(
     expr: Expr,
     nodes: Sequence[Node],
-    outputs: tuple[int, ...],
+    results: tuple[_Result, ...],
     gradients: tuple[InputGradient, ...],
     shaped: tuple[int | None, ...],
     present: Sequence[int],
 ) -> Gradient:
-    """The expression of the nodes that ``outputs`` need, with operands numbered from the first that is read."""
+    """The expression of the nodes that ``results`` need, with operands numbered from the first that is read."""
+    outputs = [number for number, _ in results]
     needed = set(outputs)
     for number in reversed(range(len(nodes))):
         if number in needed:
@@ -631,6 +684,7 @@ def _compacted(
         tuple(present[operand - num_inputs] for operand in read if operand >= num_inputs),
         gradients,
         shaped,
+        tuple(of for _, of in results),
     )
 
 

@@ -25,11 +25,15 @@ __all__ = ["Parameter", "Program", "ProgramPosition", "RangeCheck", "Result", "S
 
 @dataclass(frozen=True)
 class Store:
-    """Node ``node`` is written to a tensor of ``dtype``; with ``reduction`` one value of all its elements is, a number of ``dtype``."""
+    """Node ``node`` is written to a tensor of ``dtype``; with ``reduction`` one value of all its elements is, a number of ``dtype``.
+
+    Of what ``is_summed``, sums of its elements over rows are, unrounded: ``dtype`` is what they are added up in.
+    """
 
     node: int
     dtype: torch.dtype
     reduction: Reduction | None = None
+    is_summed: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,12 +110,16 @@ class Statement:
 
 @dataclass(frozen=True)
 class Result:
-    """A stored value: C++ ``text`` of the compute type of ``type``. Of what ``is_reduced`` the largest value of all elements is stored."""
+    """A stored value: C++ ``text`` of the compute type of ``type``. Of what ``is_reduced`` the largest value of all elements is stored.
+
+    Of what ``is_summed``, sums over rows are.
+    """
 
     name: str
     text: str
     type: ScalarType
     is_reduced: bool = False
+    is_summed: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,10 +163,10 @@ _RESERVED = frozenset(
 )
 """C++'s and CUDA's own words, and the prelude's macros. Functions need no place here: the table's calls begin with ``::``."""
 _KERNELS_OWN = re.compile(
-    r"n|i|k|m|d|e|first|lead|pad|phase|slot|column|line|across|along|turn|is_(full|inside|whole|aligned)|(column|line)0"
+    r"n|i|k|m|d|e|first|lead|pad|phase|slot|column|line|across|along|turn|is_(full|inside|whole|aligned|row)|(column|line)0"
     r"|(at|rest|size|slots|tiles|multiplier|shift)\d+|\w+_(v|r|at|re|im|data|value|span|tile|offset|stride\d+|element)|seed|__\w*"
     r"|vec|f16|bf16|boolean|complex|e[458]m[023]\w*|(load|store|fill|gather|round|repeat|tile|count|draw)_\w+|widen|narrow_to|convert"
-    r"|settled|pack|divide_u\d+|chunks?|lists|phase_of|r|largest|\w+_word"
+    r"|settled|pack|divide_u\d+|chunks?|lists|phase_of|r|largest|\w+_word|row0?|rows|part_rows|columns|end|\w+_sum|add_lanes"
 )
 """What the kernels of emit/ call their own variables, where a runtime scalar keeps its name, and the prelude's names that they use."""
 
@@ -389,9 +397,9 @@ class _Lowering:
             return Result(name, self._converted(store.node, store.dtype), target)
         text = self._values[store.node]
         if store.dtype != node.dtype:  # out= of another dtype receives the rounded result, converted
-            text = self._rounded(text, node.dtype)
+            text = text if store.is_summed else self._rounded(text, node.dtype)
             text = _convert(text, scalar_type(node.dtype, "a result").compute, target)
-        return Result(name, text, target)
+        return Result(name, text, target, is_summed=store.is_summed)
 
 
 _WORDS = {4: torch.uint32, 8: torch.uint64}

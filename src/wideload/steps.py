@@ -136,7 +136,8 @@ def _launching(launches: Sequence[Launch], written: Sequence[str], device: torch
         names |= {"draw": draw_seed, "device": device}
     for number, launch in enumerate(launches):
         plan = launch.plan
-        arguments = [f"p{tensor}" + _behind(names, f"load{number}_{at}", offset) for at, (tensor, offset) in enumerate(plan.sources)]
+        read = [(written[~tensor] if tensor < 0 else f"p{tensor}", offset) for tensor, offset in plan.sources]
+        arguments = [place + _behind(names, f"load{number}_{at}", offset) for at, (place, offset) in enumerate(read)]
         arguments += [written[of] + _behind(names, f"store{number}_{at}", offset) for at, (of, offset) in enumerate(plan.targets)]
         arguments += [] if plan.seed is None else [f"p{plan.seed}"]
         if plan.sizes:

@@ -6,6 +6,7 @@ arguments were spelt.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,10 +16,10 @@ import torch
 
 from wideload.dtypes import widened
 from wideload.errors import DtypeError, LayoutError
-from wideload.execute import Output, new_output, phase_of, plan_call, prepare_launches
+from wideload.execute import Output, new_output, new_sums, phase_of, plan_call, prepare_launches
 from wideload.expr import Expr, Load, Numerics, is_view_of_operand
-from wideload.grad import Gradient, InputGradient, Term, connected_nodes, derive_gradient, missing_rules
-from wideload.layout import Strides, like_strides
+from wideload.grad import Gradient, InputGradient, RowSum, Term, connected_nodes, derive_gradient, missing_rules
+from wideload.layout import Strides, contiguous_strides, like_strides
 from wideload.manifest import Recipe
 from wideload.plan import KernelPlan, Tuning
 from wideload.random import draw_seed
@@ -92,22 +93,29 @@ class _Form:
         """The operation that gives inputs ``wanted`` their gradients where those of outputs ``present`` have arrived."""
         found = self.backwards.get((present, wanted))
         if found is None:
-            gradient, op = self.op.derive(self.layouts, present, wanted)
-            if not set(gradient.inputs) <= set(self.saved):  # a shape was taken from another input: of all that were wanted none is missing
-                gradient, op = self.op.derive(self.layouts, present, self.wanted)
-            given = gradient.gradients
-            is_direct = [len(of.terms) == 1 and not of.terms[0].num_summed and self.devices[of.operand] == self.device for of in given]
-            reached = {of.operand for of in given if of.terms}
-            zeros = _where(wanted) if self.op.is_derived else tuple(of.operand for of in given)
-            found = self.backwards[present, wanted] = _Backward(
-                op,
-                tuple(self.saved.index(operand) for operand in gradient.inputs),
-                tuple(self.op.fresh.index(position) for position in gradient.incoming),
-                tuple((of.operand, of.terms[0].output) for of, direct in zip(given, is_direct, strict=True) if direct),
-                tuple(of for of, direct in zip(given, is_direct, strict=True) if of.terms and not direct),
-                tuple(operand for operand in zeros if operand not in reached),
-            )
+            found = self._find_backward(present, wanted, sums_rows=False)
+            if found.is_summed and _has_kernels(self.device):
+                summing = self._find_backward(present, wanted, sums_rows=True)
+                found = replace(found, summing=summing if summing.op.sums_rows else None)
+            self.backwards[present, wanted] = found
         return found
+
+    def _find_backward(self, present: tuple[bool, ...], wanted: tuple[bool, ...], sums_rows: bool) -> _Backward:
+        gradient, op = self.op.derive(self.layouts, present, wanted, sums_rows=sums_rows)
+        if not set(gradient.inputs) <= set(self.saved):  # a shape was taken from another input: of all that were wanted none is missing
+            gradient, op = self.op.derive(self.layouts, present, self.wanted, sums_rows=sums_rows)
+        given = gradient.gradients
+        is_direct = [len(of.terms) == 1 and not of.terms[0].num_summed and self.devices[of.operand] == self.device for of in given]
+        reached = {of.operand for of in given if of.terms}
+        zeros = _where(wanted) if self.op.is_derived else tuple(of.operand for of in given)
+        return _Backward(
+            op,
+            tuple(self.saved.index(operand) for operand in gradient.inputs),
+            tuple(self.op.fresh.index(position) for position in gradient.incoming),
+            tuple((of.operand, of.terms[0].output) for of, direct in zip(given, is_direct, strict=True) if direct),
+            tuple(of for of, direct in zip(given, is_direct, strict=True) if of.terms and not direct),
+            tuple(operand for operand in zeros if operand not in reached),
+        )
 
     def gradients(
         self,
@@ -119,8 +127,15 @@ class _Form:
     ) -> tuple[torch.Tensor | None, ...]:
         """What ``back`` gives each input, where ``grads`` arrive at the outputs."""
         results: list[torch.Tensor | None] = [None] * len(self.devices)
-        operands = [*[saved[at] for at in back.inputs], *[_resolved(grads[at]) for at in back.incoming]]
-        outs = back.op(operands, scalars, self.device, seed, recipe=lambda: self.recipe) if back.op.expr.outputs else []
+        outs: list[torch.Tensor] | None = None
+        if back.summing is not None and not torch.is_grad_enabled():  # what is added up in a kernel has no second derivative
+            operands = back.summing.operands(saved, grads)
+            outs = back.summing.op.attempt(operands, scalars, self.device, seed, recipe=lambda: self.recipe)
+        if outs is not None and back.summing is not None:
+            back = back.summing
+        elif back.op.expr.outputs:
+            outs = back.op(back.operands(saved, grads), scalars, self.device, seed, recipe=lambda: self.recipe)
+        outs = outs or []
         for operand, output in back.direct:
             results[operand] = outs[output]
         for of in back.others:
@@ -138,7 +153,7 @@ class _Backward:
     """The operation that gives the gradients, what it reads (positions among the saved, among the incoming), and what its results are.
 
     ``direct`` are (input, result) that are a gradient as they stand, ``others`` those still to be summed, ``zeros`` the inputs whose
-    gradient is zero everywhere.
+    gradient is zero everywhere. ``summing`` is the same with rows added up in the kernel, for the layouts in which it can.
     """
 
     op: DifferentiableOp
@@ -147,23 +162,45 @@ class _Backward:
     direct: tuple[tuple[int, int], ...]
     others: tuple[InputGradient, ...]
     zeros: tuple[int, ...]
+    summing: _Backward | None = None
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether a gradient is a sum."""
+        return any(term.num_summed for of in self.others for term in of.terms)
+
+    def operands(self, saved: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        """What the operation reads."""
+        return [*[saved[at] for at in self.inputs], *[_resolved(grads[at]) for at in self.incoming]]
 
 
 class DifferentiableOp:
     """``expr`` as an operation on tensors; the gradients that it is asked for are derived once a layout, and are operations again.
 
     ``strides`` has a derived operation: those that each result shall have, or None for those that eager PyTorch would give it. As in
-    torch, what a derived operation reads has a gradient, of zeros where it has no other: that of ``relu`` reads its input.
+    torch, what a derived operation reads has a gradient, of zeros where it has no other: that of ``relu`` reads its input. ``sums`` are
+    those of a `Gradient`.
     """
 
-    def __init__(self, expr: Expr, numerics: Numerics, *, fast_math: bool = False, strides: Sequence[Strides | None] | None = None) -> None:
+    def __init__(
+        self,
+        expr: Expr,
+        numerics: Numerics,
+        *,
+        fast_math: bool = False,
+        strides: Sequence[Strides | None] | None = None,
+        sums: Sequence[RowSum | None] | None = None,
+    ) -> None:
         """Nothing is derived or compiled before the first call."""
         self.expr, self.numerics, self._fast_math = expr, numerics, fast_math
-        self._is_view = [is_view_of_operand(expr, node) for node in expr.outputs]
+        sums = sums or [None] * len(expr.outputs)
+        self._is_view = [is_view_of_operand(expr, node) and of is None for node, of in zip(expr.outputs, sums, strict=True)]
         self._views = [node for node, is_view in zip(expr.outputs, self._is_view, strict=True) if is_view]
         self.fresh = [position for position, is_view in enumerate(self._is_view) if not is_view]
         self.is_derived = strides is not None
         self._strides = [None if strides is None else strides[position] for position in self.fresh]
+        self._sums = [sums[position] for position in self.fresh]
+        self.sums_rows = any(of is not None for of in sums)
         self._last: _Form | None = None
         self._forms: dict[Any, _Form | Literal["contiguous", "reference"]] = {}
         self._backward_forms: dict[Any, _Form] = {}
@@ -187,23 +224,48 @@ class DifferentiableOp:
         last = self._last
         if last is not None and last.is_of(tensors, device, enabled):
             return self._apply(last, tensors, scalars, seed)
-        try:
-            key = (device, *[(enabled and t.requires_grad, t.shape, t.stride(), phase_of(t)) for t in tensors])
-        except RuntimeError:
-            if not self.is_derived:
-                raise
-            return self._recorded(tensors, scalars, seed)  # several gradients in one tensor (is_grads_batched): it has no address
-        form = self._forms.get(key)
-        if form is None:
-            wanted = tuple(enabled and tensor.requires_grad for tensor in tensors)
-            form = "reference" if missing_rules(self.expr, _where(wanted)) else self._find_form(tensors, device, wanted, recipe)
-            remember(self._forms, key, form)
+        form = self._known_form(tensors, device, enabled, recipe)
         if form == "reference":
             return self._recorded(tensors, scalars, seed)
         if form == "contiguous":
             return self([tensor.contiguous() for tensor in tensors], scalars, device, seed, recipe=recipe)
         self._last = form
         return self._apply(form, tensors, scalars, seed)
+
+    def attempt(
+        self,
+        tensors: Sequence[torch.Tensor],
+        scalars: tuple[Any, ...],
+        device: torch.device,
+        seed: torch.Tensor | None,
+        *,
+        recipe: Callable[[], Recipe | None],
+    ) -> list[torch.Tensor] | None:
+        """The results, where kernels give them of these very tensors; recorded they are not. Else None, and nothing is done."""
+        last = self._last
+        if last is None or not last.is_of(tensors, device, False):
+            form = self._known_form(tensors, device, False, recipe)
+            if not isinstance(form, _Form):
+                return None
+            last = self._last = form
+        return self._apply(last, tensors, scalars, seed)
+
+    def _known_form(
+        self, tensors: Sequence[torch.Tensor], device: torch.device, enabled: bool, recipe: Callable[[], Recipe | None]
+    ) -> _Form | Literal["contiguous", "reference"]:
+        """What these tensors need; found when they first come."""
+        try:
+            key = (device, *[(enabled and t.requires_grad, t.shape, t.stride(), phase_of(t)) for t in tensors])
+        except RuntimeError:
+            if not self.is_derived:
+                raise
+            return "reference"  # several gradients in one tensor (is_grads_batched): it has no address
+        form = self._forms.get(key)
+        if form is None:
+            wanted = tuple(enabled and tensor.requires_grad for tensor in tensors)
+            form = "reference" if missing_rules(self.expr, _where(wanted)) else self._find_form(tensors, device, wanted, recipe)
+            remember(self._forms, key, form)
+        return form
 
     def again(
         self, tensors: Sequence[torch.Tensor], device: torch.device
@@ -258,8 +320,9 @@ class DifferentiableOp:
         except DtypeError:  # a rule compares, and these numbers are complex
             return "reference"
         outputs, launch = self._outputs(layouts), None
+        plans = self._plans(layouts, tensors, outputs, device) if outputs and _has_kernels(device) else ()
         if device.type == "cuda" and outputs:
-            launches = prepare_launches(self._plans(layouts, tensors, outputs, device), device.index, recipe)
+            launches = prepare_launches(plans, device.index, recipe)
             launch = runner_of(launches, outputs, device, len(tensors) + self.expr.has_draws)
         constant = () if self.is_derived else _where([not is_recorded for is_recorded in recorded])
         devices = tuple(tensor.device for tensor in tensors)
@@ -320,11 +383,19 @@ class DifferentiableOp:
         return tuple(self.expr.outputs[position] in connected for position in self.fresh)
 
     def _outputs(self, layouts: Sequence[NodeLayout]) -> tuple[Output, ...]:
-        outputs = (new_output(self.expr, layouts, self.expr.outputs[position]) for position in self.fresh)
-        return tuple(
-            output if strides is None else replace(output, layout=NodeLayout(output.layout.shape, strides))
-            for output, strides in zip(outputs, self._strides, strict=True)
-        )
+        """Those of the ``fresh`` results, and behind them the partial sums that some are the totals of."""
+        outputs: list[Output] = []
+        parts: list[Output] = []
+        for position, strides, of in zip(self.fresh, self._strides, self._sums, strict=True):
+            node = self.expr.outputs[position]
+            if of is not None:
+                layout = NodeLayout(of.shape, contiguous_strides(of.shape))
+                outputs.append(Output(node, of.dtype, layout, 0, parts=len(self.fresh) + len(parts)))
+                parts.append(new_sums(self.expr, layouts, node, of.shape))
+                continue
+            output = new_output(self.expr, layouts, node)
+            outputs.append(output if strides is None else replace(output, layout=NodeLayout(output.layout.shape, strides)))
+        return (*outputs, *parts)
 
     def _plans(
         self,
@@ -356,22 +427,42 @@ class DifferentiableOp:
         Raises ``GradError`` where torch's own autograd has to record the expression.
         """
         layouts = _layouts(self.expr, tensors, "cuda")
-        gradient, op = self.derive(layouts, self.recorded_results(wanted), wanted)
-        arriving = [new_output(self.expr, layouts, self.expr.outputs[position]) for position in gradient.incoming]
-        operands = [*(tensors[at] for at in gradient.inputs), *(_empty(output, device) for output in arriving)]
-        back = _layouts(op.expr, operands, "cuda")
-        return op.expr, op._plans(back, operands, op._outputs(back), device, tuning)
+        present = self.recorded_results(wanted)
+        gradient, op = self.derive(layouts, present, wanted, sums_rows=True)
+        if op.sums_rows:
+            with contextlib.suppress(LayoutError):
+                return op.expr, op._plans_of_gradient(gradient, layouts, self, tensors, device, tuning)
+            gradient, op = self.derive(layouts, present, wanted)
+        return op.expr, op._plans_of_gradient(gradient, layouts, self, tensors, device, tuning)
 
     def derive(
-        self, layouts: Sequence[NodeLayout], present: tuple[bool, ...], wanted: tuple[bool, ...]
+        self, layouts: Sequence[NodeLayout], present: tuple[bool, ...], wanted: tuple[bool, ...], *, sums_rows: bool = False
     ) -> tuple[Gradient, DifferentiableOp]:
-        """The gradients of tensors ``wanted``, from those of the ``fresh`` results ``present``, and the operation that they are."""
+        """The gradients of tensors ``wanted``, from those of the ``fresh`` results ``present``, and the operation that they are.
+
+        With ``sums_rows`` its kernels add up rows; nothing else computes it then.
+        """
         positions = [self.fresh[at] for at in _where(present)]
         shapes = [layout.shape for layout in layouts]
-        gradient = derive_gradient(self.expr, shapes, _where(wanted), positions, rounds=self.numerics == "eager")
+        gradient = derive_gradient(self.expr, shapes, _where(wanted), positions, rounds=self.numerics == "eager", sums_rows=sums_rows)
         loads = {node.operand: layout for node, layout in zip(self.expr.nodes, layouts, strict=True) if isinstance(node, Load)}
         strides = [None if of is None else like_strides(loads[of].shape, loads[of].strides) for of in gradient.shaped]
-        return gradient, DifferentiableOp(gradient.expr, "fused", fast_math=self._fast_math, strides=strides)
+        return gradient, DifferentiableOp(gradient.expr, "fused", fast_math=self._fast_math, strides=strides, sums=gradient.sums)
+
+    def _plans_of_gradient(
+        self,
+        gradient: Gradient,
+        layouts: Sequence[NodeLayout],
+        function: DifferentiableOp,
+        tensors: Sequence[torch.Tensor],
+        device: torch.device,
+        tuning: Tuning | None,
+    ) -> tuple[KernelPlan, ...]:
+        """The kernels of this, the ``gradient`` of ``function`` at ``tensors``, whose nodes have ``layouts``."""
+        arriving = [new_output(function.expr, layouts, function.expr.outputs[position]) for position in gradient.incoming]
+        operands = [*(tensors[at] for at in gradient.inputs), *(_empty(output, device) for output in arriving)]
+        own = _layouts(self.expr, operands, "cuda")
+        return self._plans(own, operands, self._outputs(own), device, tuning)
 
 
 _Call = tuple[_Form, tuple[Any, ...], torch.Tensor | None]
@@ -408,6 +499,10 @@ class _Fused(torch.autograd.Function):
 
 _record: Callable[..., Any] = super(torch.autograd.Function, _Fused).apply
 """``_Fused.apply`` less what that does for ``torch.func``, which never comes here: a third of its cost to the host."""
+
+
+def _has_kernels(device: torch.device) -> bool:
+    return device.type == "cuda"
 
 
 def _resolved(grad: torch.Tensor | None) -> torch.Tensor:

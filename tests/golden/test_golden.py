@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -98,6 +99,8 @@ KERNELS: dict[str, Callable[[], Any]] = {
     "dense_eager": lambda: rounded.plan(meta(4096, dtype=f16), meta(4096, dtype=f16), target="sm_90"),
     "dense_several_results": lambda: moments.plan(meta(4096), meta(4096), meta(4096), 0.9, target="sm_90"),
     "dense_side_results": lambda: scaled_with_amax.plan(meta(4096, dtype=bf16), 2.0, target="sm_90"),
+    "columns_bias_gelu": lambda: bias_gelu.plan_backward(meta(96, 200, dtype=bf16), meta(200, dtype=bf16), target="sm_90"),
+    "columns_total": lambda: SimpleNamespace(kernels=KERNELS["columns_bias_gelu"]().kernels[1:]),
     "rows_side_results": lambda: scaled_with_amax.plan(torch.zeros(5, 30, dtype=bf16)[:, 1:], 2.0, target="sm_90"),
 }
 
@@ -121,7 +124,7 @@ def generate(name: str) -> tuple[str, str, str]:
         (plan,) = call.listed.plans or ()
         kernel, program, source = plan.name, plan.program, emit_kernel(plan.program, plan.variant)
     else:
-        (planned,) = KERNELS[name]().kernels
+        planned = KERNELS[name]().kernels[0]
         kernel, program, source = planned.name, planned.plan.program, planned.source
     start = source.index(f"DEVICE void {program.name}_element(")
     return kernel, source[:start], source[start:]

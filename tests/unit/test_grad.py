@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import wideload as wl
 from wideload.expr import Apply, Cast, Draw, Joined, Load
-from wideload.grad import Gradient, Term, derive_gradient, missing_rules
+from wideload.grad import Gradient, RowSum, Term, derive_gradient, missing_rules
 from wideload.replay import NodeLayout, replay_layout
 from wideload.trace import NumberArg, TensorArg, trace_function
 from wideload.views import ViewStep
@@ -26,6 +26,7 @@ def derive(
     wanted: tuple[int, ...] | None = None,
     present: tuple[int, ...] | None = None,
     numbers: tuple[str, ...] = (),
+    sums_rows: bool = False,
 ) -> Gradient:
     types = dtypes or (f32,) * len(shapes)
     args = [TensorArg("xyzw"[k], dtype, shape, torch.device("cpu")) for k, (shape, dtype) in enumerate(zip(shapes, types, strict=True))]
@@ -33,7 +34,11 @@ def derive(
     layouts = replay_layout(expr, [NodeLayout(shape, torch.empty(shape).stride()) for shape in shapes], "cuda")
     shapes_of = [layout.shape for layout in layouts]
     return derive_gradient(
-        expr, shapes_of, range(len(shapes)) if wanted is None else wanted, range(len(expr.outputs)) if present is None else present
+        expr,
+        shapes_of,
+        range(len(shapes)) if wanted is None else wanted,
+        range(len(expr.outputs)) if present is None else present,
+        sums_rows=sums_rows,
     )
 
 
@@ -180,3 +185,55 @@ def test_what_has_no_rule(fn: Callable[..., Any], what: tuple[str, ...]) -> None
     assert missing_rules(expr, []) == ()
     with pytest.raises(wl.GradError, match=f"no rule for {what[0]}"):
         derive(fn, (3,))
+
+
+# ---- sums in kernels
+
+
+def test_what_kernels_add_up_is_the_unrounded_value_itself() -> None:
+    """The gradient of a bias is that of the input, stored and added up; that of a scale is added up alone, without a cast."""
+    bias = derive(lambda x, b: torch.tanh(x + b), (4, 6, 8), (8,), dtypes=(bf16, bf16), sums_rows=True)
+    assert bias.expr.outputs[0] == bias.expr.outputs[1]
+    assert bias.sums == (None, RowSum((8,), bf16))
+    assert bias.shaped == (0, None)
+    assert [of.terms for of in bias.gradients] == [(Term(0, (), 0),), (Term(1, (), 0),)]
+    scale = derive(lambda x, w: x * w, (4, 6, 8), (6, 8), dtypes=(bf16, bf16), wanted=(1,), sums_rows=True)
+    assert (rows(scale), scale.sums) == (["mul"], (RowSum((6, 8), bf16),))
+    assert not any(isinstance(node, Cast) for node in scale.expr.nodes)
+    stored = derive(lambda x, w: x * w, (4, 6, 8), (6, 8), dtypes=(bf16, bf16), wanted=(1,))
+    assert stored.sums == (None,)
+    assert any(isinstance(node, Cast) for node in stored.expr.nodes)
+
+
+def test_of_a_gradient_of_several_parts_each_sum_is_wide() -> None:
+    parts = derive(lambda x, w: (x * w, w * 2), (5, 8), (8,), dtypes=(bf16, bf16), wanted=(1,), sums_rows=True)
+    assert parts.sums == (None, RowSum((8,), f32))
+    mixed = derive(lambda x, b: x + b, (5, 8), (8,), dtypes=(f32, bf16), wanted=(1,), sums_rows=True)
+    assert mixed.sums == (RowSum((8,), bf16),)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "columns"),
+    [
+        (((5, 8), (8,)), (8,)),
+        (((5, 8), (1, 8)), (1, 8)),
+        (((2, 5, 8), (5, 8)), (5, 8)),
+        (((2, 5, 1, 8), (1, 8)), (1, 8)),
+        (((5, 8), (5, 1)), None),
+        (((2, 5, 8), (2, 1, 8)), None),
+        (((5, 8), ()), None),
+        (((5, 8), (1, 1)), None),
+    ],
+)
+def test_rows_are_added_up_where_the_last_dims_stay(shapes: tuple[tuple[int, ...], ...], columns: tuple[int, ...] | None) -> None:
+    gradient = derive(lambda x, y: x * y, *shapes, wanted=(1,), sums_rows=True)
+    assert [of and of.shape for of in gradient.sums] == [columns]
+    (term,) = gradient.gradients[0].terms
+    assert (term.num_summed == 0) == (columns is not None)
+
+
+def test_rows_of_one_width_of_real_numbers_are_added_up() -> None:
+    """Of two widths, the first: one kernel has one."""
+    gradient = derive(lambda x, y, z: x * y * z, (4, 5, 8), (8,), (5, 8), wanted=(1, 2), sums_rows=True)
+    gradient = derive(lambda x, y: (x * y).abs(), (5, 8), (8,), dtypes=(torch.complex64,) * 2, wanted=(1,), sums_rows=True)
+    assert gradient.sums == (None,)  # sums of complex numbers are torch's

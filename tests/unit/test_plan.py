@@ -12,7 +12,9 @@ import torch
 import wideload as wl
 from wideload.dtypes import DTYPES
 from wideload.execute import phase_of
-from wideload.plan import ACCESS_BYTES, DEFAULT, THREADS, KernelPlan, Operand, Strip, Target, plan_kernels
+from wideload.expr import Expr, Load
+from wideload.plan import ACCESS_BYTES, DEFAULT, THREADS, Columns, KernelPlan, Operand, Strip, Target, Tuning, find_part_rows, plan_kernels
+from wideload.plan.columns import MOST_PARTS
 from wideload.replay import NodeLayout
 from wideload.trace import TensorArg, trace_function
 
@@ -23,6 +25,7 @@ i8, i32, i64, u8, boolean = torch.int8, torch.int32, torch.int64, torch.uint8, t
 
 copy = wl.fuse(lambda x: x.clone(), name="copy")
 add = wl.fuse(lambda x, y: x + y, name="add")
+biased = wl.fuse(lambda x, bias: torch.tanh(x + bias), name="biased")
 
 
 def meta(*shape: int, strides: tuple[int, ...] | None = None, dtype: torch.dtype = f32) -> torch.Tensor:
@@ -263,6 +266,83 @@ def test_rows_of_long_arithmetic_along_which_operands_repeat_are_taken_in_strips
         assert plan(gelu, x, b).variant.family != "strips"
     own = wl.fuse(lambda x, y, b: torch.tanh(x + y + b), name="own")
     assert plan(own, meta(8, 64), meta(8, 64), meta(64)).variant.family == "rows"
+
+
+def test_rows_are_added_up_by_columns() -> None:
+    """A block of 16 accesses and as many rows as 128 threads leave, two accesses in flight of each of two operands; then the totals."""
+    x, bias = meta(8192, 11008, dtype=bf16), meta(11008, dtype=bf16)
+    first, total = (kernel.plan for kernel in biased.plan_backward(x, bias, target="sm_90").kernels)
+    assert (first.name, total.name) == ("biased_backward_columns", "biased_backward_total_columns")
+    assert sorted(first.variant.loads) == ["repeated", "vector", "vector"]
+    assert (first.variant.stores, first.variant.columns, first.variant.elements) == (("vector", "summed"), Columns(16, 2), 16)
+    assert (first.variant.rows, first.variant.access_elements, first.variant.is_whole) == (2, 8, True)
+    assert first.grid == 86 * 128  # of 128 columns, and 64 rows
+    assert first.sizes[:4] == (8192, 11008, 64, 86)
+    assert first.sizes[6:] == (11008,) * 3
+    assert first.target_layouts[1] == NodeLayout((128, 11008), (11008, 1))
+    assert reasons(first)["sums"][0] == "128 x 11008"
+    assert (total.sources, total.targets) == (((~2, 0),), ((1, 0),))  # of the partial sums, which are behind the results
+    assert (total.variant.loads, total.variant.stores, total.variant.columns) == (("vector",), ("summed",), Columns(4, 4))
+    assert (total.grid, total.sizes[:4]) == (688, (128, 11008, 128, 688))
+    assert (first.variant.reads_results, total.variant.reads_results) == (False, True)
+    assert first.variant.is_one_of_several
+    assert total.variant.is_one_of_several
+
+
+def test_columns_of_a_block_and_rows_of_partial_sums() -> None:
+    for width, across in ((8, 1), (16, 2), (40, 8), (128, 16), (4096, 16)):
+        first, _ = plans_of_sum(64, width)
+        assert first.variant.columns == Columns(across, 2)
+    for num_rows, num_columns, rows in ((32, 128, 32), (1 << 13, 11008, 64), (1 << 14, 11008, 128), (1 << 16, 8192, 256), (1000, 8, 512)):
+        assert find_part_rows(num_rows, num_columns) == rows
+    assert -(-(1 << 22) // find_part_rows(1 << 22, 64)) <= MOST_PARTS
+    _, many = plans_of_sum(1 << 20, 64)
+    assert many.variant.columns == Columns(1, 4)
+    assert many.sizes[0] == 2048
+
+
+def plans_of_sum(*shape: int, tuning: Tuning = DEFAULT) -> tuple[KernelPlan, ...]:
+    x, bias = meta(*shape, dtype=bf16), meta(*shape[-1:], dtype=bf16)
+    return biased._run(
+        biased._bind((x, bias), {}),
+        lambda _, traced: biased._operation(traced).plan_gradient((x, bias), (True, True), x.device, tuning)[1],
+    )
+
+
+def test_rows_that_are_not_added_up_in_kernels() -> None:
+    """Of half an access more, not aligned, with gaps of half an access, too few: the terms are stored, as the gradient of x."""
+    bias = meta(64, dtype=bf16)
+    for x, b in (
+        (meta(40, 60, dtype=bf16), meta(60, dtype=bf16)),
+        (meta(40, 68, dtype=bf16)[:, :64], bias),
+        (meta(40, 72, dtype=bf16)[:, 4:68], bias),
+        (meta(40, 64, dtype=bf16), meta(65, dtype=bf16)[1:]),
+        (meta(31, 64, dtype=bf16), bias),
+        (meta(4, 20, 64, dtype=bf16)[:, :10], bias),
+        (meta(64, 40, dtype=bf16).t(), bias),
+    ):
+        (kernel,) = biased.plan_backward(x, b, target="sm_90").kernels
+        assert len(kernel.plan.targets) == 1
+        assert kernel.plan.variant.family != "columns"
+    first, _ = biased.plan_backward(meta(40, 72, dtype=bf16)[:, 8:], bias, target="sm_90").kernels
+    assert first.plan.variant.family == "columns"
+
+
+def test_a_plan_that_cannot_add_up_rows_says_so() -> None:
+    load = Load(0, "x", f32, 2)
+    expr = Expr("f", (load,), (load,), (0,))
+    layout = NodeLayout((40, 6), (6, 1))
+    target = Target(0, f32, layout, 0, 0, num_columns=6)
+    with pytest.raises(wl.LayoutError, match=r"f cannot add up rows of these operands: .* Store the terms"):
+        plan_kernels(expr, [Operand(f32, layout, 0, 0)], [target], numerics="fused", fast_math=False, is_in_place=False)
+
+
+def test_blocks_of_columns_follow_the_tuning_as_far_as_shared_memory_goes() -> None:
+    for accesses, threads, used in ((1, 512, 256), (1, 64, 64), (4, 128, 64)):
+        tuning = DEFAULT.with_choices({"accesses": accesses, "threads": threads, "narrowing_accesses": accesses})
+        first, _ = plans_of_sum(64, 512, tuning=tuning)
+        assert first.variant.threads == used
+        assert first.variant.access_elements == 8 * accesses
 
 
 def test_a_zero_dim_tensor_of_the_host_is_passed_by_value() -> None:

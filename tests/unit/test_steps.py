@@ -78,6 +78,22 @@ def test_new_results_are_allocated_and_written() -> None:
     assert log[1][0][1] == alone.data_ptr()
 
 
+def test_a_kernel_reads_what_the_one_before_has_written() -> None:
+    """Of a bias: the gradient of x, that of the bias, and behind them the partial sums; by both ways that launch."""
+    x, bias, grad = torch.ones(40, 64), torch.ones(64), torch.ones(40, 64)
+    log: list[Any] = []
+    kernels = wl.fuse(lambda x, bias: (x + bias).tanh(), name="f").plan_backward(x, bias, target="sm_90").kernels
+    prepared = [Launch(Kernel(log), kernel.plan) for kernel in kernels]  # type: ignore[arg-type]
+    outputs = output(torch.float32, 40, 64), output(torch.float32, 64), output(torch.float32, 2, 64)
+    outs = call(steps_of_new(prepared, outputs, CPU, range(3), 3), x, bias, grad)
+    of_x, of_bias, parts = (out.data_ptr() for out in outs)
+    (first, _), (total, _) = log
+    assert first[3:5] == (of_x, parts)
+    assert total[:2] == (parts, of_bias)
+    inputs = [tensor.data_ptr() for tensor in (x, bias, grad)]
+    assert [launch.arguments(inputs, [of_x, of_bias, parts], ()) for launch in prepared] == [first, total]
+
+
 def test_what_is_written_into_counts_as_changed() -> None:
     f = wl.fuse(lambda x: x + 1, name="f")
     x, out = torch.ones(64), torch.zeros(64)

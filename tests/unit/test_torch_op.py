@@ -381,8 +381,13 @@ def test_plans_of_gradients() -> None:
     x, w = torch.empty(64, 128, dtype=bf16, device="meta"), torch.empty(128, dtype=bf16, device="meta", requires_grad=True)
     plan = f.plan_backward(x, w, 2, target="h200")
     assert [node.name for node in plan.expr.operands] == ["x", "w", "grad"]
-    assert [(kernel.name, len(kernel.plan.targets)) for kernel in plan.kernels] == [("lambda_backward_rows", 1)]
+    assert [(kernel.name, len(kernel.plan.targets)) for kernel in plan.kernels] == [
+        ("lambda_backward_columns", 1),
+        ("lambda_backward_total_columns", 1),
+    ]
     assert len(f.plan_backward(x, w.detach(), 2, target="h200").kernels[0].plan.targets) == 2  # of no tensor that wants one: of all
+    few = f.plan_backward(x[:31], w, 2, target="h200")
+    assert [(kernel.name, len(kernel.plan.targets)) for kernel in few.kernels] == [("lambda_backward_rows", 1)]
     with pytest.raises(wl.GradError, match="no rule for heaviside"):
         wl.fuse(lambda x: torch.heaviside(x, x)).plan_backward(x, target="h200")
     with pytest.raises(wl.DeviceError, match="no target"):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 
+from wideload.emit.columns import emit_columns
 from wideload.emit.dense import emit_dense
 from wideload.emit.element import emit_element
 from wideload.emit.foreach import emit_foreach
@@ -22,6 +23,7 @@ from wideload.plan import Variant
 __all__ = ["emit_kernel"]
 
 _FAMILIES = {
+    "columns": emit_columns,
     "dense": emit_dense,
     "foreach": emit_foreach,
     "pitched": emit_pitched,

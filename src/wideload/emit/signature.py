@@ -12,6 +12,7 @@ from wideload.emit.text import indented
 from wideload.lower import Program
 from wideload.plan import (
     ACCESS_BYTES,
+    COLUMNS_BLOCKS,
     MANY_LOADS,
     MANY_LOADS_BLOCKS,
     NARROW_RING_BLOCKS,
@@ -34,7 +35,8 @@ def emit_definition(program: Program, variant: Variant, sizes: Sequence[str], bo
     """
     body = [*_declare_reduced(program), *body, *(f"{r.name}_data.settle();" for r in program.reduced)]
     if variant.is_one_of_several:
-        body = ["let_next_start();", *body, "outlast_previous();"]
+        waiting = ["outlast_previous();"]
+        body = ["let_next_start();", *waiting, *body] if variant.reads_results else ["let_next_start();", *body, *waiting]
     text = "\n".join(indented(body))
     return f"{_head(program, variant, sizes)}\n{{\n{text}\n}}"
 
@@ -52,8 +54,11 @@ def inside(program: Program, counter: str, bound: str, body: Sequence[str]) -> l
 
 
 def _head(program: Program, variant: Variant, sizes: Sequence[str]) -> str:
-    """``extern "C" __global__ ...(parameters)``. Inputs go through the read-only cache unless an output may be one of them."""
-    restrict = "" if variant.is_in_place else " __restrict__"
+    """``extern "C" __global__ ...(parameters)``. Inputs go through the read-only cache unless an output may be one of them.
+
+    Nor do results of the kernel before: a load of what never changes may be moved to before the wait.
+    """
+    restrict = "" if variant.is_in_place or variant.reads_results else " __restrict__"
     parameters = []
     for parameter, access in zip(program.parameters, variant.loads, strict=True):
         if access == "value":
@@ -67,11 +72,19 @@ def _head(program: Program, variant: Variant, sizes: Sequence[str]) -> str:
     parameters += [f"const long long {size}" for size in (*sizes, *position_sizes(program, variant))]
     parameters += [parameter for s in program.scalars for parameter in _by_value(s.ctype, s.name)]
     listed = ",\n    ".join(parameters)
-    num_loads = sum({"vector": variant.strip.rows if variant.strip else 1, "row": 1, "repeated": 1}.get(a, 0) for a in variant.loads)
-    has_many_loads = variant.is_whole and num_loads >= MANY_LOADS
-    blocks = _tile_blocks(program, variant) if variant.tile else MANY_LOADS_BLOCKS * THREADS // variant.threads if has_many_loads else None
+    blocks = _least_blocks(program, variant)
     bounds = f"{variant.threads}, {blocks}" if blocks else variant.threads
     return f'extern "C" __global__ void __launch_bounds__({bounds})\n{program.name}_{variant.family}(\n    {listed})'
+
+
+def _least_blocks(program: Program, variant: Variant) -> int | None:
+    """Blocks an SM that registers are to leave room for; None where that is left to ptxas."""
+    if variant.tile:
+        return _tile_blocks(program, variant)
+    if variant.columns:
+        return COLUMNS_BLOCKS * THREADS // variant.threads
+    num_loads = sum({"vector": variant.rows, "row": 1, "repeated": 1}.get(access, 0) for access in variant.loads)
+    return MANY_LOADS_BLOCKS * THREADS // variant.threads if variant.is_whole and num_loads >= MANY_LOADS else None
 
 
 def _tile_blocks(program: Program, variant: Variant) -> int:

@@ -5,10 +5,12 @@ nothing. Knows no driver and writes no CUDA. `kernel_plan` asks the families' mo
 """
 
 from wideload.plan.choice import Reason
-from wideload.plan.kernel_plan import KernelPlan, Operand, Target, plan_kernels, walked_targets
+from wideload.plan.columns import find_part_rows
+from wideload.plan.kernel_plan import KernelPlan, Operand, Target, Total, plan_kernels, walked_targets
 from wideload.plan.tuning import ALLOWED, BUILT_IN, DEFAULT, Tuning, built_in_tuning
 from wideload.plan.variant import (
     ACCESS_BYTES,
+    COLUMNS_BLOCKS,
     MANY_LOADS,
     MANY_LOADS_BLOCKS,
     MAX_INLINED_FUNCTIONS,
@@ -18,6 +20,7 @@ from wideload.plan.variant import (
     THREADS,
     TILE_BLOCKS,
     Access,
+    Columns,
     Family,
     Pace,
     Strip,
@@ -30,6 +33,7 @@ __all__ = [
     "ACCESS_BYTES",
     "ALLOWED",
     "BUILT_IN",
+    "COLUMNS_BLOCKS",
     "DEFAULT",
     "MANY_LOADS",
     "MANY_LOADS_BLOCKS",
@@ -40,6 +44,7 @@ __all__ = [
     "THREADS",
     "TILE_BLOCKS",
     "Access",
+    "Columns",
     "Family",
     "KernelPlan",
     "Operand",
@@ -49,9 +54,11 @@ __all__ = [
     "Table",
     "Target",
     "Tile",
+    "Total",
     "Tuning",
     "Variant",
     "built_in_tuning",
+    "find_part_rows",
     "plan_kernels",
     "walked_targets",
 ]

@@ -12,7 +12,7 @@ from typing import Literal
 from wideload.dtypes import ScalarType
 from wideload.layout import INT31_MAX, IterSpace, magic_divisor
 from wideload.plan.tuning import Tuning
-from wideload.plan.variant import ACCESS_BYTES, REGISTER_BYTES, THREADS, Access, Family, Strip, Tile
+from wideload.plan.variant import ACCESS_BYTES, REGISTER_BYTES, THREADS, Access, Columns, Family, Strip, Tile
 
 __all__ = [
     "MAX_STEP_BYTES",
@@ -94,6 +94,7 @@ class Choice:
     is_whole: bool = False
     steps: tuple[tuple[int, int], ...] = ()
     strip: Strip | None = None
+    columns: Columns | None = None
     order: tuple[int, ...] = ()
 
 

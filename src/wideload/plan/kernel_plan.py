@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -9,10 +10,12 @@ from typing import Literal
 import torch
 
 from wideload.dtypes import scalar_type
-from wideload.expr import Expr, Numerics
-from wideload.layout import INT31_MAX, build_space, expand_strides, like_strides
+from wideload.errors import LayoutError
+from wideload.expr import Expr, Load, Numerics
+from wideload.layout import INT31_MAX, IterSpace, build_space, contiguous_strides, expand_strides, like_strides
 from wideload.lower import Program, Store, lower_expr
-from wideload.plan.choice import Reason, Walk
+from wideload.plan.choice import Choice, Reason, Walk
+from wideload.plan.columns import choose_columns, find_part_rows
 from wideload.plan.dense import choose_dense
 from wideload.plan.rows import choose_pitched, choose_rows
 from wideload.plan.strided import choose_strided
@@ -24,7 +27,7 @@ from wideload.reductions import Reduction
 from wideload.replay import NodeLayout
 from wideload.views import View
 
-__all__ = ["KernelPlan", "Operand", "Target", "plan_kernels", "walked_targets"]
+__all__ = ["KernelPlan", "Operand", "Target", "Total", "plan_kernels", "walked_targets"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,9 @@ class Operand:
 class Target:
     """A view of output ``output``, ``offset_bytes`` behind its first element, that receives node ``node``.
 
-    With ``reduction`` the output is one value of all elements of the node, of which ``layout`` is a part in eager's strides.
+    With ``reduction`` the output is one value of all elements of the node, of which ``layout`` is a part in eager's strides. With
+    ``num_columns`` it has the sums, over rows of so many elements, of the node in row-major order: a row of them for every
+    `find_part_rows` rows, or where it ``is_total`` one.
     """
 
     node: int
@@ -57,6 +62,19 @@ class Target:
     output: int
     offset_bytes: int = 0
     reduction: Reduction | None = None
+    num_columns: int = 0
+    is_total: bool = False
+
+
+@dataclass(frozen=True)
+class Total:
+    """Output ``output``, of ``dtype``: the sum of the rows of output ``parts``, which have ``shape`` and ``parts_dtype``."""
+
+    output: int
+    dtype: torch.dtype
+    parts: int
+    parts_dtype: torch.dtype
+    shape: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -65,7 +83,7 @@ class KernelPlan:
 
     ``sources`` and ``targets`` are (tensor, bytes behind its first element) of the parameters and of the results, which walk
     memory by ``source_layouts`` and ``target_layouts``; ``sizes`` are the run-time integers that follow the pointers. ``seed`` is the
-    tensor that holds the seed of a program with draws.
+    tensor that holds the seed of a program with draws. Where a kernel reads what those before it have written, the tensor ~k is output k.
     """
 
     program: Program
@@ -96,12 +114,13 @@ def plan_kernels(
     is_in_place: bool,
     walks: Sequence[View] = (),
     seed: int | None = None,
+    totals: Sequence[Total] = (),
     tuning: Tuning = DEFAULT,
 ) -> tuple[KernelPlan, ...]:
-    """One kernel for each shape among the ``targets``; none for those without elements. Nearly always that is one.
+    """One kernel for each shape among the ``targets``; none for those without elements. Nearly always that is one. Then the ``totals``.
 
     ``walks`` are those of the expression's positions, ``seed`` the tensor from which its draws start.
-    ``tuning`` says how kernels are cut for the GPU.
+    ``tuning`` says how kernels are cut for the GPU. Raises ``LayoutError`` where no kernel adds up rows as a target wants.
     """
     shapes: dict[tuple[int, ...], list[int]] = {}
     for position, target in enumerate(targets):
@@ -109,13 +128,28 @@ def plan_kernels(
     plans = []
     for shape, positions in shapes.items():
         chosen = [targets[position] for position in positions]
-        program = lower_expr(expr, tuple(Store(t.node, t.dtype, t.reduction) for t in chosen), numerics=numerics, fast_math=fast_math)
+        stores = tuple(Store(t.node, t.dtype, t.reduction, t.num_columns > 0) for t in chosen)
+        program = lower_expr(expr, stores, numerics=numerics, fast_math=fast_math)
         if 0 not in shape:
             plan = _plan_kernel(program, operands, chosen, shape, is_in_place, walks, tuning)
             plans.append(replace(plan, seed=seed) if program.has_draws else plan)
+    plans += [_plan_total(f"{expr.name}_total", total, tuning) for total in totals]
     if len(plans) > 1:
         plans = [replace(plan, variant=replace(plan.variant, is_one_of_several=True)) for plan in plans]
     return tuple(plans)
+
+
+def _plan_total(name: str, total: Total, tuning: Tuning) -> KernelPlan:
+    parts = Load(0, "parts", total.parts_dtype, len(total.shape))
+    program = lower_expr(Expr(name, (parts,), (parts,), (0,)), (Store(0, total.dtype, is_summed=True),), numerics="fused")
+    layout = NodeLayout(total.shape, contiguous_strides(total.shape))
+    operand = Operand(total.parts_dtype, layout, 0, ~total.parts)
+    target = Target(0, total.dtype, layout, 0, total.output, num_columns=total.shape[1], is_total=True)
+    plan = _plan_kernel(program, [operand], [target], total.shape, False, (), tuning)
+    reason = Reason(
+        "cache", "coherent loads", "what is read is written by the kernel before, which need not have ended when this one starts"
+    )
+    return replace(plan, variant=replace(plan.variant, reads_results=True), reasons=(*plan.reasons, reason))
 
 
 def _plan_kernel(
@@ -136,13 +170,16 @@ def _plan_kernel(
     strides = [expand_strides(x.layout.shape, x.layout.strides, shape) for x in tensors]
     positions = [position_walks[position.walk] for position in program.positions]
     position_strides = [expand_strides(view.shape, view.strides, shape) for view in positions]
-    space = build_space(shape, [*strides, *position_strides], outputs=range(num_inputs, len(strides)))
+    sums = [_sum_strides(target) for target in targets if target.num_columns]
+    space = build_space(shape, [*strides, *position_strides, *sums], outputs=range(num_inputs, len(strides)))
     walks = [
         Walk(name, scalar_type(x.dtype, "an operand"), x.phase_bytes, tuple(dim.strides[row] for dim in space.dims), space.num_elements)
         for row, (name, x) in enumerate(zip(names, tensors, strict=True))
     ]
     choice = (
-        choose_dense(walks, num_inputs, tuning)
+        _choose_summing(space, walks, num_inputs, targets, program, tuning)
+        if sums
+        else choose_dense(walks, num_inputs, tuning)
         or (None if positions else choose_strips(space, walks, num_inputs, program, tuning))
         or choose_rows(space, walks, num_inputs, tuning)
         or choose_pitched(space, walks, num_inputs, tuning)
@@ -172,6 +209,7 @@ def _plan_kernel(
         steps=tuple((1, 0) if load.on_host else next(steps) for load in loads) if "stepped" in choice.accesses else (),
         paces=tuple(paces),
         strip=choice.strip,
+        columns=choice.columns,
     )
     grid = -(-choice.num_covered // (variant.threads * variant.elements))
     reasons = [*choice.reasons, Reason("grid", f"{grid} x {variant.threads}", "one-shot: a grid-stride loop measured 5 % slower on H200")]
@@ -184,14 +222,13 @@ def _plan_kernel(
     sources = tuple((load.tensor, load.offset_bytes) for load in loads)
     places = tuple((target.output, target.offset_bytes) for target in targets)
     source_layouts = tuple(NodeLayout(shape, strides) for strides in load_strides)
-    target_layouts = tuple(target.layout if target.reduction is None else NodeLayout(shape, (0,) * len(shape)) for target in targets)
     return KernelPlan(
         program,
         variant,
         sources,
         places,
         source_layouts,
-        target_layouts,
+        tuple(map(_written_layout, targets)),
         space.num_elements,
         grid,
         (*choice.sizes, *position_sizes),
@@ -199,17 +236,54 @@ def _plan_kernel(
     )
 
 
+def _choose_summing(
+    space: IterSpace, walks: Sequence[Walk], num_inputs: int, targets: Sequence[Target], program: Program, tuning: Tuning
+) -> Choice:
+    """The ``columns`` family, which alone adds up rows: not those of several widths, nor beside one value of all elements."""
+    sums = {at: target.num_columns for at, target in enumerate(targets) if target.num_columns}
+    choice = None
+    if len({*sums.values()}) == 1 and not program.reduced:
+        is_total = all(target.is_total for target in targets)
+        choice = choose_columns(space, walks, num_inputs, tuple(sums), next(iter(sums.values())), is_total, tuning)
+    if choice is None:
+        raise LayoutError(
+            f"{program.name} cannot add up rows of these operands: they are to be of whole aligned accesses, one fixed step apart. "
+            "Store the terms, and add them up."
+        )
+    return choice
+
+
+def _sum_strides(target: Target) -> tuple[int, ...]:
+    """How the sums of a target are walked: as its row-major order within a row, and all rows alike."""
+    strides = contiguous_strides(target.layout.shape)
+    return tuple(stride if stride < target.num_columns else 0 for stride in strides)
+
+
+def _written_layout(target: Target) -> NodeLayout:
+    """That of the memory that a kernel writes of a target."""
+    shape = target.layout.shape
+    if target.num_columns:
+        num_rows = math.prod(shape) // target.num_columns
+        num_parts = 1 if target.is_total else -(-num_rows // find_part_rows(num_rows, target.num_columns))
+        return NodeLayout((num_parts, target.num_columns), (target.num_columns, 1))
+    return target.layout if target.reduction is None else NodeLayout(shape, (0,) * len(shape))
+
+
 def walked_targets(targets: Sequence[Target], inputs: Sequence[Operand]) -> list[Target]:
     """What sets the pace of a kernel: a target that is one value is walked as the first that is stored, and where all are, as if it were.
 
-    It is taken for an aligned tensor of the widest input's dtype then, in eager's order of dims.
+    So are sums. It is taken for an aligned tensor of the widest input's dtype then, in eager's order of dims.
     """
-    beat = next((target for target in targets if target.reduction is None), None)
+    beat = next((target for target in targets if _is_stored(target)), None)
     if beat is None:
         layout = NodeLayout(targets[0].layout.shape, like_strides(targets[0].layout.shape, targets[0].layout.strides))
         dtype = max((load.dtype for load in inputs), key=lambda dtype: dtype.itemsize, default=targets[0].dtype)
         beat = replace(targets[0], dtype=dtype, layout=layout, phase_bytes=0)
-    return [beat if target.reduction is not None else target for target in targets]
+    return [target if _is_stored(target) else beat for target in targets]
+
+
+def _is_stored(target: Target) -> bool:
+    return target.reduction is None and not target.num_columns
 
 
 def _pace(view: View, stride: int) -> Pace:

@@ -10,6 +10,7 @@ from typing import Literal
 
 __all__ = [
     "ACCESS_BYTES",
+    "COLUMNS_BLOCKS",
     "MANY_LOADS",
     "MANY_LOADS_BLOCKS",
     "MAX_INLINED_FUNCTIONS",
@@ -19,6 +20,7 @@ __all__ = [
     "THREADS",
     "TILE_BLOCKS",
     "Access",
+    "Columns",
     "Family",
     "Pace",
     "Strip",
@@ -50,6 +52,10 @@ MAX_INLINED_FUNCTIONS = 48
 functions took NVRTC 450 ms and 384 took 1300; called, 115 and 200. So many keep the arithmetic units busier than the memory: the calls
 are not what it waits for."""
 
+COLUMNS_BLOCKS = 7
+"""The same of a ``columns`` kernel, 72 registers a thread: with 64, ptxas 13.5 moves loads of bias and GELU's gradients behind half the
+arithmetic of those before; with 72 all of a thread's come first, whether 7 blocks are asked for, 6 or 5."""
+
 TILE_BLOCKS = 2
 """Blocks an SM that the registers of such a kernel must leave room for, 64 a thread: while one waits for its loads, the other stores."""
 
@@ -59,15 +65,17 @@ these; four where the widest operand has less than four bytes, of which a byte c
 three and four blocks: int8 0.77, 0.843, 0.860, bf16 0.867, 0.913, 0.909, of 11587 x 11587 0.856 and 0.878 (three and four), fp32 0.867,
 0.916, 0.907, fp64 0.855 and 0.897 (two and three); beside an operand that is not turned bf16 0.925 and 0.875."""
 
-Family = Literal["dense", "strips", "rows", "pitched", "tile", "strided", "foreach"]
+Family = Literal["dense", "columns", "strips", "rows", "pitched", "tile", "strided", "foreach"]
 
 Access = Literal[
-    "vector", "repeated", "realigned", "stepped", "elements", "row", "uniform", "strided", "turned", "turned_realigned", "value", "reduced"
-]
+    "vector", "repeated", "realigned", "stepped", "elements", "row", "uniform", "strided", "turned", "turned_realigned", "value", "reduced",
+    "summed",
+]  # fmt: skip
 """How a kernel reaches an operand: one wide access; one for all rows of a strip; aligned words, realigned in registers; the aligned words
 in which it is every second, third or fourth element; one access an element, of an output whose address is not aligned as the first
 output's is; one element a row; one element for all; through its strides; through shared memory, where its fast dim is not the outputs'
-(aligned or realigned); by value (a 0-dim CPU tensor); by at most one atomic a block (one value of all elements)."""
+(aligned or realigned); by value (a 0-dim CPU tensor); by at most one atomic a block (one value of all elements); by one partial
+sum of each column a block."""
 
 
 @dataclass(frozen=True)
@@ -123,14 +131,23 @@ class Strip:
 
 
 @dataclass(frozen=True)
+class Columns:
+    """Of a ``columns`` kernel: the accesses of a row that a block takes, and the rows that a thread has loads of in flight."""
+
+    across: int
+    rows: int
+
+
+@dataclass(frozen=True)
 class Variant:
     """What a kernel's text depends on besides its program.
 
     ``loads`` go with the program's parameters, ``stores`` with its results, ``paces`` with its positions; ``elements`` is how many a
     thread computes; ``is_in_place`` forbids the read-only cache; ``threads`` are those of a block; ``tile`` is a tile kernel's, ``strip``
-    a strips kernel's, ``table`` a foreach kernel's. ``is_whole`` says that sizes and addresses leave no access that is partly outside, so
-    that the kernel has no edges. ``steps`` are those of the loads, and how many elements before an operand's first one its aligned words
-    begin: (1, 0) of all but ``stepped`` ones. ``is_one_of_several`` kernels of a call lets them run side by side.
+    a strips kernel's, ``columns`` a columns kernel's, ``table`` a foreach kernel's. ``is_whole`` says that sizes and addresses leave no
+    access that is partly outside, so that the kernel has no edges. ``steps`` are those of the loads, and how many elements before an
+    operand's first one its aligned words begin: (1, 0) of all but ``stepped`` ones. ``is_one_of_several`` kernels of a call lets them run
+    side by side; one that ``reads_results`` of those before waits for them first.
     """
 
     family: Family
@@ -146,13 +163,21 @@ class Variant:
     steps: tuple[tuple[int, int], ...] = ()
     paces: tuple[Pace, ...] = ()
     strip: Strip | None = None
+    columns: Columns | None = None
     table: Table | None = None
     is_one_of_several: bool = False
+    reads_results: bool = False
 
     @property
     def access_elements(self) -> int:
         """Elements of one access along the outputs; ``elements`` where a thread makes one of each operand."""
-        return self.tile.width if self.tile else self.elements // (self.strip.rows if self.strip else 1)
+        return self.tile.width if self.tile else self.elements // self.rows
+
+    @property
+    def rows(self) -> int:
+        """Rows of which a thread computes one access each."""
+        rows = self.strip or self.columns
+        return rows.rows if rows else 1
 
     @property
     def load_steps(self) -> tuple[tuple[int, int], ...]:

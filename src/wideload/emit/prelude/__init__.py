@@ -18,6 +18,7 @@ _FILES = (
     "special.cuh",
     "memory.cuh",
     "largest.cuh",
+    "columns.cuh",
     "tile.cuh",
     "philox.cuh",
     "fp8.cuh",

@@ -1,0 +1,82 @@
+"""Turns a program into the ``columns`` kernel: a block takes some columns of many rows, stores results, and adds others up over its rows.
+
+A thread keeps to one access of columns and adds up in registers; those of a block that share columns do so at the end, in shared memory.
+"""
+
+from __future__ import annotations
+
+from wideload.emit.element import element_call
+from wideload.emit.positions import count_positions
+from wideload.emit.signature import emit_definition, emit_uniform
+from wideload.emit.text import INDEX_TYPES, division_sizes, indented, take_apart, unrolled
+from wideload.lower import Program
+from wideload.plan import Variant
+
+__all__ = ["emit_columns"]
+
+
+def emit_columns(program: Program, variant: Variant) -> str:
+    """The kernel's text. ``r`` counts the rows of which a thread has loads in flight; threads outside the columns have no rows."""
+    assert variant.columns is not None
+    across, rows = variant.columns.across, variant.columns.rows
+    count, lanes = variant.elements // rows, variant.threads // across
+    _, unsigned, _ = INDEX_TYPES[variant.index_bits]
+    loads = [(p, access) for p, access in zip(program.parameters, variant.loads, strict=True) if access in ("vector", "repeated", "row")]
+    stored = [r for r in program.results if not r.is_summed]
+    walked = [p.name for p, access in loads if access != "repeated"] + [r.name for r in stored]
+    sizes = ["rows", "columns", "part_rows", *division_sizes(["tiles0"]), *(f"{name}_stride1" for name in walked)]
+    repeated, own = [], []
+    for p, access in loads:
+        kind = p.type.storage if access == "row" else f"vec<{p.type.storage}, {count}>"
+        if access == "repeated":
+            repeated += [f"{kind} {p.name}_v = {{}};", f"if (is_inside) {p.name}_v = load_vector<{count}>({p.name}_data + column);"]
+            continue
+        place = f"at * ({unsigned}){p.name}_stride1"
+        value = f"{p.name}_data[{place}]" if access == "row" else f"load_vector<{count}>({p.name}_data + ({place} + column))"
+        own.append((f"{kind} {p.name}_v[{rows}];", f"{p.name}_v[r] = {value};"))
+    held = {p.name: {"row": f"{p.name}_v[r]", "vector": f"{p.name}_v[r].get(k)"}.get(a, f"{p.name}_v.get(k)") for p, a in loads}
+    operands = [f"widen({held[p.name]})" if p.name in held else p.name for p in program.parameters]
+    operands += [f"{p.name}_v.get(k)" for p in program.positions]
+    sums = [r for r in program.results if r.is_summed]
+    each = [
+        element_call(program, operands, [f"{r.name}_v[k]" for r in program.results]),
+        *(f"{r.name}_sum[k] += is_row ? {r.name}_v[k] : 0;" for r in sums),
+    ]
+    row = [
+        f"const {unsigned} at = row + r * {lanes};",
+        "const bool is_row = at < end;",
+        *count_positions(program, variant, count, ["column", "at"], declared=False),
+        *(f"{r.type.compute} {r.name}_v[{count}];" for r in program.results),
+        *unrolled("k", count, each),
+        *(f"if (is_row) store_vector({r.name}_data + (at * ({unsigned}){r.name}_stride1 + column), {r.name}_v);" for r in stored),
+    ]
+    # A row behind the last is loaded and computed as the last one is. A branch round it would take its loads along, behind stores.
+    ahead = [f"const {unsigned} at = min(row + r * {lanes}, end - 1);", *(load for _, load in own)]
+    loop = [
+        *(declaration for declaration, _ in own),
+        *unrolled("r", rows, ahead, ctype="unsigned"),
+        *unrolled("r", rows, row, ctype="unsigned"),
+    ]
+    places, part = take_apart("i", ["at0"], ["tiles0"], variant.index_bits)
+    body = [
+        f"const {unsigned} i = blockIdx.x;",
+        *emit_uniform(program, variant),
+        *places,
+        f"const {unsigned} first = at0 * {across * count};",
+        f"const {unsigned} column = first + threadIdx.x % {across} * {count};",
+        f"const bool is_inside = column < ({unsigned})columns;",
+        f"const {unsigned} row0 = {part} * ({unsigned})part_rows;",
+        f"const {unsigned} end = is_inside ? min(row0 + ({unsigned})part_rows, ({unsigned})rows) : 0;",
+        *repeated,
+        *(f"{r.type.compute} {r.name}_sum[{count}] = {{}};" for r in sums),
+        f"for ({unsigned} row = row0 + threadIdx.x / {across}; row < end; row += {lanes * rows}) {{",
+        *indented(loop),
+        "}",
+    ]
+    for number, r in enumerate(sums):
+        body += ["__syncthreads();"] if number else []
+        body.append(
+            f"add_lanes<{variant.threads}, {across}>({r.name}_data + ({part} * ({unsigned})columns + first), {r.name}_sum, "
+            f"({unsigned})columns - first);"
+        )
+    return emit_definition(program, variant, sizes, body)

@@ -1,0 +1,76 @@
+DEVICE void bias_gelu_backward_element(const float grad, const float x, const float bias, float& out0, float& out1)
+{
+    // return F.gelu(x + bias, approximate="tanh")
+    const float add = x + bias;
+    const float mul = add * add;
+    const float mul_2 = mul * 0.071354814f;
+    const float add_2 = mul_2 + 1.5957692f;
+    const float mul_3 = add * add_2;
+    const float sigmoid = ::half_sigmoid(mul_3);
+    const float sub = 1.0f - sigmoid;
+    const float mul_4 = sigmoid * sub;
+    const float mul_5 = mul * 0.21406445f;
+    const float add_3 = mul_5 + 1.5957692f;
+    const float mul_6 = add * add_3;
+    const float mul_7 = mul_4 * mul_6;
+    const float add_4 = sigmoid + mul_7;
+    const float mul_8 = grad * add_4;
+    out0 = mul_8;
+    out1 = mul_8;
+}
+
+extern "C" __global__ void __launch_bounds__(128, 7)
+bias_gelu_backward_columns(
+    const bf16* __restrict__ grad_data,
+    const bf16* __restrict__ x_data,
+    const bf16* __restrict__ bias_data,
+    bf16* __restrict__ out0_data,
+    float* __restrict__ out1_data,
+    const long long rows,
+    const long long columns,
+    const long long part_rows,
+    const long long tiles0,
+    const long long multiplier0,
+    const long long shift0,
+    const long long grad_stride1,
+    const long long x_stride1,
+    const long long out0_stride1)
+{
+    let_next_start();
+    const unsigned i = blockIdx.x;
+    const unsigned rest0 = divide_u31(i, multiplier0, shift0);
+    const unsigned at0 = i - rest0 * (unsigned)tiles0;
+    const unsigned first = at0 * 128;
+    const unsigned column = first + threadIdx.x % 16 * 8;
+    const bool is_inside = column < (unsigned)columns;
+    const unsigned row0 = rest0 * (unsigned)part_rows;
+    const unsigned end = is_inside ? min(row0 + (unsigned)part_rows, (unsigned)rows) : 0;
+    vec<bf16, 8> bias_v = {};
+    if (is_inside) bias_v = load_vector<8>(bias_data + column);
+    float out1_sum[8] = {};
+    for (unsigned row = row0 + threadIdx.x / 16; row < end; row += 16) {
+        vec<bf16, 8> grad_v[2];
+        vec<bf16, 8> x_v[2];
+#pragma unroll
+        for (unsigned r = 0; r < 2; ++r) {
+            const unsigned at = min(row + r * 8, end - 1);
+            grad_v[r] = load_vector<8>(grad_data + (at * (unsigned)grad_stride1 + column));
+            x_v[r] = load_vector<8>(x_data + (at * (unsigned)x_stride1 + column));
+        }
+#pragma unroll
+        for (unsigned r = 0; r < 2; ++r) {
+            const unsigned at = row + r * 8;
+            const bool is_row = at < end;
+            float out0_v[8];
+            float out1_v[8];
+#pragma unroll
+            for (int k = 0; k < 8; ++k) {
+                bias_gelu_backward_element(widen(grad_v[r].get(k)), widen(x_v[r].get(k)), widen(bias_v.get(k)), out0_v[k], out1_v[k]);
+                out1_sum[k] += is_row ? out1_v[k] : 0;
+            }
+            if (is_row) store_vector(out0_data + (at * (unsigned)out0_stride1 + column), out0_v);
+        }
+    }
+    add_lanes<128, 16>(out1_data + (rest0 * (unsigned)columns + first), out1_sum, (unsigned)columns - first);
+    outlast_previous();
+}
