@@ -17,6 +17,7 @@ import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ import torch
 from tests.proofs.check import DTYPES, Record, Settings, check, prepare
 from tests.proofs.report import read_report, summarize, write_report
 from tests.proofs.rows import PAIRS, UNARY, Row
+from wideload.measure.environment import own_commit
 
 __all__ = ["main"]
 
@@ -60,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ["WIDELOAD_CACHE"] = "0"
     stride, pairs = given.stride or _STRIDE[given.device], given.pairs or _PAIRS[given.device]
     settings = Settings(given.device, stride, pairs, given.points, given.chunk or _CHUNK[given.device])
-    about = _describe(settings)
+    about, commit = _describe(settings), os.environ.get("WIDELOAD_COMMIT") or own_commit()
     records = _read_earlier(given.resume, about, parser)
     done = {record.key for record in records}
     cases = [case for case in _list_cases(given) if (case[0].name, case[1]) not in done]
@@ -91,7 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{position:4} of {len(cases)}  {row.name} {dtype} crashed: {type(error).__name__}: {error}", flush=True)
             crashed.append(f"{row.name} {dtype}")
             continue
-        records += found
+        records += [replace(record, commit=commit) for record in found]
         print(f"{position:4} of {len(cases)}  {_line(row, dtype, found, settings, seconds)}", flush=True)
         if given.json:
             write_report(given.json, about, records)

@@ -67,7 +67,7 @@ class Record:
 
     ``against``: ``fp64`` or ``mpmath``. ``bound``: in units in the last place, None where eager torch's bits are promised.
     ``eager`` and ``eager_at``: the largest error of eager torch on the same inputs, None where it has no such op. ``fp64_off``: units by
-    which fp64 misses multiple precision at the worst input, None where that was not asked.
+    which fp64 misses multiple precision at the worst input, None where that was not asked. ``commit``: whose kernels they were.
     """
 
     op: str
@@ -82,6 +82,7 @@ class Record:
     eager_at: tuple[int, ...]
     fp64_off: float | None
     seconds: float
+    commit: str | None = None
 
     @property
     def key(self) -> tuple[str, str]:

@@ -101,7 +101,9 @@ def render_report(path: Path) -> str:
     """Markdown: where it ran, and a line for each op with an error."""
     about, records = read_report(path)
     num_inputs = sum(record.tally.count for record in records)
-    text = f"On {about['on']} with torch {about['torch']}: {num_inputs:,} results, held to fp64 or, where it says so, to mpmath.\n"
+    commits = ", ".join(f"`{commit}`" for commit in sorted({record.commit for record in records if record.commit}))
+    where = f"On {about['on']} with torch {about['torch']}{commits and f', at {commits}'}"
+    text = f"{where}: {num_inputs:,} results, held to fp64 or, where it says so, to mpmath.\n"
     exact = sorted({record.op for record in records} - {record.op for record in records if record.bound != 0 or record.tally.largest})
     if exact:
         text += f"\nEvery result correctly rounded: {', '.join(f'`{name}`' for name in exact)}.\n"

@@ -22,7 +22,7 @@ import torch
 from wideload.errors import DeviceError
 from wideload.gpus import find_target
 
-__all__ = ["Environment", "GpuMonitor", "GpuState", "nominal_bytes_per_second", "read_environment"]
+__all__ = ["Environment", "GpuMonitor", "GpuState", "nominal_bytes_per_second", "own_commit", "read_environment"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ def read_environment(device: torch.device, *, persisting_l2: str | None = None, 
     environment: dict[str, Any] = {
         "device": str(device),
         "wideload": _own_version(),
-        "commit": _own_commit(),
+        "commit": own_commit(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
@@ -187,8 +187,11 @@ def _own_version() -> str:
 
 
 @functools.cache
-def _own_commit() -> str | None:
-    """Only where this very file is tracked: an installed copy may lie inside another project's checkout."""
+def own_commit() -> str | None:
+    """The commit of this checkout, with ``+`` where a tracked file has changed; None where this very file is not tracked.
+
+    An installed copy may lie inside another project's checkout.
+    """
     if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:
         return None
     commit = _git("rev-parse", "HEAD")
