@@ -284,6 +284,7 @@ LAYOUTS: dict[str, Callable[[torch.dtype], tuple[torch.Tensor, torch.Tensor]]] =
 }
 
 
+@pytest.mark.usefixtures("full_blocks")
 @pytest.mark.parametrize("dtype", [c64, c128], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout(layout: str, dtype: torch.dtype) -> None:
