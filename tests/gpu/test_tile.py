@@ -11,7 +11,7 @@ import wideload as wl
 from tests.gpu.test_dense import DEVICE, assert_same, random
 from wideload.fused import FusedFunction
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("full_blocks")]
 
 DTYPES = (torch.int8, torch.bfloat16, torch.float32, torch.int64)
 SIZES = ((256, 512), (272, 400), (277, 391), (1031, 769), (65, 127), (129, 2050))

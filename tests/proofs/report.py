@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.proofs.check import Record, Settings
+from tests.proofs.rows import PAIRS, UNARY
 from tests.proofs.ulp import Tally
 
 __all__ = ["RESULT", "read_report", "render_report", "summarize", "write_report"]
@@ -107,6 +108,9 @@ def render_report(path: Path) -> str:
     exact = sorted({record.op for record in records} - {record.op for record in records if record.bound != 0 or record.tally.largest})
     if exact:
         text += f"\nEvery result correctly rounded: {', '.join(f'`{name}`' for name in exact)}.\n"
+    missing = sorted({row.name for row in (*UNARY, *PAIRS)} - {record.op for record in records})
+    if missing:
+        text += f"\nNot run since they changed: {', '.join(f'`{name}`' for name in missing)}.\n"
     head = ("op", "dtype", "mode", "bound", "largest", "at", "eager's", "against")
     rows = [
         head,

@@ -315,11 +315,10 @@ DEVICE float half_logistic(float z_less_64) { return rcp_approx(binary_tail::sca
 
 DEVICE float half_sigmoid(float x) { return half_logistic(fmaf(x, -1.44269504f, -64.0f)); }
 
-// As gated: what is left of a sigmoid below 2^-92 is multiplied before it is scaled back.
 DEVICE float half_gated(float x, float z)
 {
-    const float t = rcp_approx(binary_tail::scale + ex2_approx_ftz(fmaf(z, -1.44269504f, -64.0f)));
-    return z > -64.0f ? x * (t * binary_tail::scale) : x * binary_tail::scale * t;
+    const float half = ex2_approx(z * 0.72134752f);
+    return z > -64.0f ? x * half_sigmoid(z) : x * half * half;
 }
 
 DEVICE float half_silu(float x) { return x * half_sigmoid(x); }

@@ -260,11 +260,10 @@ FUNCTION double zeta_sum(double s, double q)
 // Hurwitz's zeta function. Where q < 0, its first n terms are those of two sums from r = q + n - 1 up, by (-x)^-s = +-x^-s.
 FUNCTION double zeta(double s, double q)
 {
-    if (s == 1) return infinity();
+    if (s == 1 || (!(s < 1) && q <= 0 && q == floor(q))) return infinity();
     if (!(s > 1) || q != q) return not_a_number();
     if (isinf(s)) return q == 1 ? 1 : q < 1 && !isinf(q) ? infinity() : not_a_number();  // as torch has it, where all terms are 0 too
     if (q > 0) return isinf(q) ? not_a_number() : zeta_sum(s, q);
-    if (q == floor(q)) return infinity();
     if (s != floor(s)) return not_a_number();
     const double n = ceil(-q), r = -(q + (n - 1)), sign = fmod(s, 2) == 0 ? 1 : -1;
     return zeta_sum(s, q + n) + sign * zeta_sum(s, r) - sign * zeta_sum(s, r + n);  // the first two cancel half way between integers
