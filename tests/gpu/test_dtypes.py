@@ -33,7 +33,7 @@ def test_every_code_of_fp8_decodes(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [c64, c128], ids=str)
-@pytest.mark.parametrize("name", UNARY)
+@pytest.mark.parametrize("name", [name for name in UNARY if not OPS[name].makes_contiguous and not OPS[name].makes_channels_last])
 def test_functions_of_complex_numbers_are_close_to_the_cpus(name: str, dtype: torch.dtype) -> None:
     z = torch.cat([exponents(dtype, -6, 4, 20_000, 1), exponents(dtype, -2, 1, 20_000, 2)])
     if name in ("sigmoid", "silu", "tanhshrink"):
@@ -45,6 +45,7 @@ def test_functions_of_complex_numbers_are_close_to_the_cpus(name: str, dtype: to
         assert torch.equal(got, want)
         return
     scale = parts(want).norm(dim=-1) + (z.abs() if name == "tanhshrink" else 0)
+    scale += name == "sinc"  # torch's is the sine of a product that has been rounded, which is off by as much next to its zeros
     finite = torch.isfinite(scale)
     error = (parts(got) - parts(want)).norm(dim=-1)
     assert (error <= (2 * BOUNDS.get(name, 4) + 8) * EPS[dtype] * scale)[finite].all()
