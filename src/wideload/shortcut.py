@@ -129,10 +129,10 @@ class Likeness:
         return [tensor.data_ptr() % ACCESS_BYTES for tensor in tensors] == self.phases
 
     def differences(self, addresses: Sequence[str]) -> list[str]:
-        """Expressions of names of addresses, of which one is true where tensors begin with another alignment."""
+        """Expressions of names of addresses, of which one is true where tensors begin with another alignment; ``phase_p0`` is that of one."""
         if not any(self.phases):
             return [f"({' | '.join(addresses)}) % {ACCESS_BYTES}"]
-        return [f"{address} % {ACCESS_BYTES} != {phase}" for address, phase in zip(addresses, self.phases, strict=True)]
+        return [f"{address} % {ACCESS_BYTES} != phase_{address}" for address in addresses]
 
 
 def find_likeness(tensors: Sequence[torch.Tensor]) -> Likeness | None:
@@ -238,6 +238,7 @@ def find_shortcut(
     )
     constants = {"MISSED": MISSED, "check": likeness.check, "differs": _differs, "by_name": tuple(kwargs)}
     constants |= {"current": torch._C._cuda_getDevice, "index": tensors[0].device.index, **circumstances.names}
+    constants |= {f"phase_{address}": phase for address, phase in zip(compared[1], likeness.phases, strict=True)}
     constants |= {f"kind_{names[at]}": type(values[at]) for at in places["n"]}
     constants |= {f"constant_{names[at]}": values[at] for at in places["c"]}
     for lie, address in zip(lies, addresses, strict=False):
