@@ -129,7 +129,7 @@ class Likeness:
         return [tensor.data_ptr() % ACCESS_BYTES for tensor in tensors] == self.phases
 
     def differences(self, addresses: Sequence[str]) -> list[str]:
-        """Expressions of names of addresses, of which one is true where tensors begin with another alignment; ``phase_p0`` is that of one."""
+        """Expressions of names of addresses, one of them true where tensors begin with another alignment; ``phase_p0`` is that of one."""
         if not any(self.phases):
             return [f"({' | '.join(addresses)}) % {ACCESS_BYTES}"]
         return [f"{address} % {ACCESS_BYTES} != phase_{address}" for address in addresses]
