@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ import torch
 import torch.nn.functional as F
 
 import wideload as wl
-from table import NOT_BEHIND, PEERS, SEED, Draw, choose_cases, find_device, run_table
+from table import NOT_BEHIND, PEERS, SEED, Draw, Timed, choose_cases, find_device, run_table
 from wideload.measure import unique_bytes
 from wideload.measure.outcome import find_difference
 from wideload.measure.wall import FAULT_RATIO, Ceiling, find_ceiling, nearest_mix, prepare_movers, time_cold
@@ -94,7 +93,7 @@ CASES = tuple(Case(*function, part) for function in FUNCTIONS for part in PARTS)
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Timed):
     """What one case gave; ``excess`` is the largest difference from the exact gradients over what is allowed."""
 
     case: str
@@ -105,16 +104,6 @@ class Row:
     samples_us: Mapping[str, Sequence[float]]
     excess: float
     not_run: Mapping[str, str]
-
-    @property
-    def times_us(self) -> dict[str, float]:
-        """The median of each contender."""
-        return {name: statistics.median(samples) for name, samples in self.samples_us.items()}
-
-    @property
-    def wall_ratio(self) -> float:
-        """Wideload's share of the wall."""
-        return self.ceiling.ratio(sum(self.nbytes), self.times_us["wideload"])
 
     @property
     def verdict(self) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import wideload as wl
-from table import NOT_BEHIND, SEED, Draw, choose_cases, find_device, run_table
+from table import NOT_BEHIND, SEED, Draw, Timed, choose_cases, find_device, run_table
 from wideload.measure.wall import FAULT_RATIO, Ceiling, find_ceiling, nearest_mix, prepare_movers, time_cold
 
 AT_THE_WALL = 0.97
@@ -72,7 +72,7 @@ CASES = (
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Timed):
     """What one case gave; ``excess`` is the largest difference from torch's fused over what is allowed."""
 
     case: str
@@ -85,16 +85,6 @@ class Row:
     host_us: Mapping[str, float]
     excess: float
     not_run: Mapping[str, str]
-
-    @property
-    def times_us(self) -> dict[str, float]:
-        """The median of each contender."""
-        return {name: statistics.median(samples) for name, samples in self.samples_us.items()}
-
-    @property
-    def wall_ratio(self) -> float:
-        """Wideload's share of the wall."""
-        return self.ceiling.ratio(sum(self.nbytes), self.times_us["wideload"])
 
     @property
     def verdict(self) -> str:

@@ -123,6 +123,24 @@ class Finding:
         return f"{self.what:<48}{self.found:<62}{self.allowed:<24}{'PASS' if self.is_kept else 'short'}"
 
 
+class Timed:
+    """A row's contenders beside the wall of the bytes that the case must move."""
+
+    nbytes: tuple[int, int]
+    ceiling: Ceiling
+    samples_us: Mapping[str, Sequence[float]]
+
+    @property
+    def times_us(self) -> dict[str, float]:
+        """The median of each contender."""
+        return {name: statistics.median(samples) for name, samples in self.samples_us.items()}
+
+    @property
+    def wall_ratio(self) -> float:
+        """Wideload's share of the wall."""
+        return self.ceiling.ratio(sum(self.nbytes), self.times_us["wideload"])
+
+
 @dataclass(frozen=True)
 class Row:
     """What one case gave: ``samples_us`` beside the wall, and ``bench`` beside its peers."""
