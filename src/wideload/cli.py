@@ -235,7 +235,11 @@ def tune(
 
 
 def _show_tuning(path: Path | None, as_json: bool) -> None:
-    kept = tuned.read_tuned(path)
+    try:
+        kept = tuned.read_tuned(path)
+    except WideloadError as error:  # as for a call: the built-in choices hold
+        kept = ()
+        _err.print(f"{error}. The built-in choices are taken.", style="yellow", markup=False, soft_wrap=True)
     if as_json:
         built_in = {arch: {"source": of.source, "choices": of.choices} for arch, of in BUILT_IN.items()}
         _out.print_json(json.dumps({"path": path and str(path), "kept": [asdict(gpu) for gpu in kept], "built_in": built_in}))

@@ -8,8 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,15 +46,7 @@ class Config:
 
     def __call__(self, **settings: bool) -> contextlib.AbstractContextManager[None]:
         """Set what is named until the block ends. Raises ``WideloadError`` for names and values that are none."""
-        return self._block(_checked(settings))
-
-    @contextlib.contextmanager
-    def _block(self, settings: dict[str, Any]) -> Iterator[None]:
-        token = self._of_block.set(dataclasses.replace(self.settings, **settings))
-        try:
-            yield
-        finally:
-            self._of_block.reset(token)
+        return _Block(self, _checked(settings))
 
     @property
     def settings(self) -> Settings:
@@ -79,6 +70,20 @@ class Config:
     def __repr__(self) -> str:
         values = ", ".join(f"{field.name}={getattr(self.settings, field.name)}" for field in dataclasses.fields(Settings))
         return f"Config({values})"
+
+
+class _Block:
+    """A ``with`` block, which may be entered again."""
+
+    def __init__(self, of: Config, settings: dict[str, Any]) -> None:
+        self._of, self._settings = of, settings
+        self._tokens: list[Token[Settings | None]] = []
+
+    def __enter__(self) -> None:
+        self._tokens.append(self._of._of_block.set(dataclasses.replace(self._of.settings, **self._settings)))
+
+    def __exit__(self, *_: object) -> None:
+        self._of._of_block.reset(self._tokens.pop())
 
 
 def _checked(settings: dict[str, Any]) -> dict[str, Any]:

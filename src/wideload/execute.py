@@ -318,6 +318,7 @@ def is_safe_in_place(plans: Sequence[KernelPlan], tensors: Sequence[torch.Tensor
     if len(plans) > 1:
         return False
     for plan in plans:
+        assert all(tensor >= 0 for tensor, _ in plan.sources)  # none of its own outputs, as sums of parts have
         reads = [
             _extent(tensors[tensor], offset, layout) for (tensor, offset), layout in zip(plan.sources, plan.source_layouts, strict=True)
         ]

@@ -746,12 +746,20 @@ class FusedFunction:
             plans += self._operation_of(key, traced).plan_gradient(call.tensors, wanted, call.device)[1]
         return plans
 
-    def _has_to_wait(self, call: _Call, key: Any, plan: Callable[[], Sequence[KernelPlan]], outs: Sequence[torch.Tensor] = ()) -> bool:
+    def _has_to_wait(
+        self,
+        call: _Call,
+        key: Any,
+        plan: Callable[[], Sequence[KernelPlan]],
+        outs: Sequence[torch.Tensor] = (),
+        *,
+        is_in_place: bool = False,
+    ) -> bool:
         """Whether torch's own operators are to compute this call, since its kernels are being compiled; a graph captures kernels alone."""
         if not config.background_compile or call.device.type != "cuda" or is_capturing(call.device.index):
             return False
         tensors = (*call.tensors, *outs)
-        like = (key, len(outs), *[(t.dtype, t.shape, t.stride(), phase_of(t), t.requires_grad) for t in tensors])
+        like = (key, len(outs), is_in_place, *[(t.dtype, t.shape, t.stride(), phase_of(t), t.requires_grad) for t in tensors])
         return self._backlog.has_to_wait(
             (*like, torch.is_grad_enabled()),
             lambda: kernel_texts(plan(), call.device.index),
@@ -790,7 +798,7 @@ class FusedFunction:
         if prepared is None:
             outputs = [_output(node, tensor) for node, tensor in zip(traced.expr.outputs, outs, strict=True)]
             plans = self._plan(call, traced, layouts, outputs, is_in_place)
-            if self._has_to_wait(call, key, lambda: plans, outs):
+            if self._has_to_wait(call, key, lambda: plans, outs, is_in_place=is_in_place):
                 return self._stage_reference(call, traced, layouts, outs, is_in_place)
             recipe = functools.partial(self._recipe, call, out)
             prepared = remember(self._prepared, layout_key, _Prepared((), prepare_launches(plans, call.device.index, recipe)))

@@ -446,7 +446,7 @@ def _half_nodes(expr: Expr, stores: tuple[Store, ...], needed: set[int]) -> set[
     return needed - wide
 
 
-_NARROW = frozenset({torch.int8, torch.uint8, torch.bool, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2})
+_NARROW = frozenset({torch.int8, torch.uint8, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2})
 """Types in which nothing is left of what is below 2^-40, and what is above 2^60 is as large as can be."""
 _LIMITING = frozenset({"round", "clamp", "clamp_min", "clamp_max"})
 

@@ -405,13 +405,13 @@ class _Unscale(_InPlace):
 
     def foreach(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
         found = [result[1] for result in super().foreach(*args, out=out, **kwargs)]
-        return torch.stack(found).amax() if found else torch.zeros(())
+        return torch.stack(found).amax() if found else torch.zeros((), dtype=torch.float32)
 
     def _target(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The gradients, with memory for what is found of each; what is no tensor comes back, for the call to refuse."""
         grads = super()._target(args, kwargs)
         if isinstance(grads, Tensor):
-            return grads, torch.empty((), device=grads.device)
+            return grads, torch.empty((), dtype=torch.float32, device=grads.device)
         return [self._target((grad,), {}) for grad in grads] if isinstance(grads, list | tuple) else grads
 
 

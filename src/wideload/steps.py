@@ -41,7 +41,7 @@ def define(head: str, steps: Steps) -> Callable[..., Any]:
     return defined
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)
 def _code_of(text: str) -> CodeType:
     return compile(text, "<a call like an earlier one>", "exec")
 
@@ -131,9 +131,6 @@ def _launching(launches: Sequence[Launch], written: Sequence[str], device: torch
         "refusal": refusal,
     }
     lines, calls = ["if index not in thread.bound: bind(index)"], []
-    if drawn is not None:
-        lines += [f"t{drawn} = draw(device)", f"p{drawn} = t{drawn}.data_ptr()"]
-        names |= {"draw": draw_seed, "device": device}
     for number, launch in enumerate(launches):
         plan = launch.plan
         read = [(written[~tensor] if tensor < 0 else f"p{tensor}", offset) for tensor, offset in plan.sources]
@@ -149,6 +146,9 @@ def _launching(launches: Sequence[Launch], written: Sequence[str], device: torch
             arguments.append(f"*words{number}")
         names[f"launch{number}"] = launch.kernel.launcher(launch.types)
         calls.append(f"    launch{number}({tuple_of(arguments)}, stream(index))")
+    if drawn is not None:  # after what may be refused: that leaves the generator as it was
+        lines += [f"t{drawn} = draw(device)", f"p{drawn} = t{drawn}.data_ptr()"]
+        names |= {"draw": draw_seed, "device": device}
     lines += ["try:", *calls, "except RuntimeError as error:", "    raise refusal(error) from None"] if calls else []
     return Steps(tuple(lines), names)
 

@@ -444,6 +444,7 @@ class DifferentiableOp:
         """
         positions = [self.fresh[at] for at in _where(present)]
         shapes = [layout.shape for layout in layouts]
+        sums_rows = sums_rows and not any(0 in shape for shape in shapes)  # of no rows there is nothing to add up
         gradient = derive_gradient(self.expr, shapes, _where(wanted), positions, rounds=self.numerics == "eager", sums_rows=sums_rows)
         loads = {node.operand: layout for node, layout in zip(self.expr.nodes, layouts, strict=True) if isinstance(node, Load)}
         strides = [None if of is None else like_strides(loads[of].shape, loads[of].strides) for of in gradient.shaped]

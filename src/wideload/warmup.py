@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from wideload.cache import MAX_THREADS, find_cubin, is_in_memory
-from wideload.errors import CompileError, DeviceError, TraceError, WideloadError
+from wideload.errors import CompileError, DeviceError, RangeError, TraceError
 from wideload.fused import FusedFunction
 from wideload.gpus import find_target
 from wideload.structure import map_structure
@@ -97,7 +97,7 @@ def warmup(
     100 MB for each. ``advance`` is told how many kernels are done, of how many that are known; without it, a bar on a terminal shows it.
 
     What one call's function, arguments or kernels make go wrong is among the errors of the result, and costs no other call its kernels.
-    Raises ``DeviceError`` where there is no target and no GPU, ``TraceError`` for what is no list of calls.
+    Raises ``DeviceError`` where there is no target and no GPU, ``TraceError`` for what is no list of calls, ``RangeError`` for ``workers``.
 
     >>> import torch, wideload as wl
     >>> x = torch.empty(64, 1024, dtype=torch.bfloat16, device="meta")
@@ -107,11 +107,11 @@ def warmup(
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    if workers is not None and workers < 1:
-        raise CompileError(f"workers is {workers}; allowed: 1 and more")
-    given = [_checked_call(call) for call in calls]
+    if workers is not None and (type(workers) is not int or workers < 1):
+        raise RangeError(f"workers of wl.warmup is {workers!r}; allowed: an int, 1 and more")
+    given = _checked_calls(calls)
     if target is not None:
-        find_target(target)
+        find_target(str(target))
     num_threads = workers or min(os.cpu_count() or 1, MAX_THREADS)
     start = time.perf_counter()
     run = _Run()
@@ -124,12 +124,10 @@ def warmup(
         for number, (function, signature) in enumerate(given):
             name = f"{number}: {function.__name__}"
             try:
-                kernels = _plan(function, signature, target, backward)
+                for kernel in _plan(function, signature, target, backward):
+                    run.want(name, function.__name__, kernel, threads.submit)
             except Exception as error:  # the function is the user's and may raise anything; the others are still to be compiled
                 run.errors[name] = error
-                continue
-            for kernel in kernels:
-                run.want(name, function.__name__, kernel, threads.submit)
         done = [run.collect(job, lambda number: advance(number, len(run.jobs))) for job in run.jobs.values()]
     ms = (time.perf_counter() - start) * 1e3
     return Warmup(tuple(kernel for kernel in done if kernel is not None), run.errors, ms, num_threads)
@@ -162,7 +160,7 @@ class _Run:
     def collect(self, job: _Job, advance: Callable[[int], object]) -> Warmed | None:
         try:
             found, ms = job.future.result()
-        except WideloadError as error:
+        except Exception as error:  # a disk that is full costs the calls of this kernel, and no other
             self.errors.update(dict.fromkeys(job.calls, error))
             return None
         finally:
@@ -216,6 +214,14 @@ def _current_arch() -> str:
     if not torch.cuda.is_available():
         raise DeviceError('wl.warmup got tensors of no GPU, and there is none here. Name one: target="h200" or target="sm_90".')
     return find_target("sm_{}{}".format(*torch.cuda.get_device_capability())).arch
+
+
+def _checked_calls(calls: Any) -> list[tuple[FusedFunction, Signature]]:
+    if isinstance(calls, tuple) and calls and isinstance(calls[0], FusedFunction):
+        raise TraceError(f"wl.warmup got one call, of {calls[0].__name__}; allowed: a list of calls. Write [(function, arguments)].")
+    if isinstance(calls, str) or not isinstance(calls, Iterable):
+        raise TraceError(f"wl.warmup got {calls!r:.80}; allowed: a list of calls, each (function, arguments).")
+    return [_checked_call(call) for call in calls]
 
 
 def _checked_call(call: Any) -> tuple[FusedFunction, Signature]:

@@ -349,6 +349,32 @@ def test_division_by_what_stays_the_same_is_rounded_once_where_that_can_be_told(
     assert np.abs(got[size > 2**60]).min() >= 2**60
 
 
+@pytest.mark.parametrize("narrow", [torch.int8, torch.uint8, f16, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_quotients_by_a_row_are_torchs_in_every_narrow_type(narrow: torch.dtype) -> None:
+    rng = np.random.default_rng(8)
+    x, s = (
+        torch.from_numpy(np.ldexp(rng.uniform(-2, 2, shape), rng.integers(-140, 120, shape)).astype(np.float32))
+        for shape in ((64, 256), (64, 1))
+    )
+    x[:, ::9], s[::8] = x[:, ::9] * 0, torch.tensor([1.0, 3.0, -0.75, 2.0**41, 2.0**-90, 2.0**100, -(2.0**-149), 0.1])[:, None]
+    x[::2, 1::3] = s[::2] * torch.linspace(-300, 300, 85)  # of the size that the types hold
+    limited = wl.fuse(lambda x, s: (x / s).clamp(-100, 100).to(narrow), name="narrow")
+    assert ("divide_steady" in limited.plan(x, s, target="h200").kernels[0].source) is (narrow != torch.bool)
+    got, want = run_emulated(limited, x, s), limited.__wrapped__(x, s)
+    assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
+
+
+def test_the_slope_of_gelu_keeps_its_digits_next_to_its_zero() -> None:
+    """All values of fp16 and bf16, in steps of the result's type."""
+    slope = wl.fuse(lambda x: torch.special.ndtr(x) + x * (x * x * -0.5).exp() * (1 / math.sqrt(2 * math.pi)), name="slope")
+    for dtype, most in ((f16, 3), (bf16, 1)):
+        x = every_half(dtype)
+        x = x[torch.isfinite(x)]
+        want = exact(OPS["ndtr"], x) + x.double() * (-0.5 * x.double() ** 2).exp() / math.sqrt(2 * math.pi)
+        got = run_emulated(slope, x.to(dtype))
+        assert units_apart(got, round_once(want, dtype)).max() <= most
+
+
 def fmod(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """The C library's: torch's vectorised one is not exact for large quotients."""
     with np.errstate(invalid="ignore"):

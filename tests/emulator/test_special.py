@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+import wideload as wl
+from tests.emulator.emulated import run_emulated
 from tests.emulator.emulator import Program, build, run_on
 from tests.emulator.test_numerics import assert_within, kernel
 from wideload.emit.prelude import select_prelude
@@ -247,3 +249,13 @@ def test_a_slope_and_a_gate() -> None:
     gate = torch.tensor([0.0, 100.0, -100.0, nan], dtype=f64)
     want = torch.tensor([-1.0, -0.0, 3 / (1 + math.exp(100)), nan], dtype=f64)
     assert_within(compute("glu", x.double(), gate), want, OPS["glu"].ulp[1], (x, gate), "glu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_gate_that_is_no_number_of_fp32_is_one_of_the_product(dtype: torch.dtype) -> None:
+    """By kernel and reference, against fp64."""
+    gated = wl.fuse(lambda z: torch.nn.functional.glu(z, -1), name="gated")
+    z = torch.tensor([[1e30, -150.0], [1e30, -100.0], [3e38, -170.0], [-2e20, -90.0], [1.0, 3.0]]).to(dtype)
+    want = z[:, 0].double() / (1 + (-z[:, 1].double()).exp())
+    for got in (run_emulated(gated, z), gated(z)):
+        torch.testing.assert_close(got.double()[:, 0], want, rtol=2**-7 if dtype == torch.bfloat16 else 1e-6, atol=0)

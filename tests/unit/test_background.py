@@ -215,3 +215,13 @@ def test_the_oldest_call_is_forgotten(compiler: Compiler, monkeypatch: pytest.Mo
     for call in range(5):
         backlog.has_to_wait(call, lambda: [("text", "sm_90", "kernel")], lambda: None)
     assert list(backlog._known) == [3, 4]
+
+
+def test_in_place_is_another_kernel(compiler: Compiler) -> None:
+    f, x, out = new(), torch.tensor([1.0, 2.0]), torch.empty(2)
+    with wl.config(background_compile=True):
+        f(x, Y, out=out)
+        compiler.has_begun.clear()
+        f(x, Y, out=x)  # returns at once
+        assert compiler.has_begun.wait(10)
+        assert x.tolist() == RIGHT

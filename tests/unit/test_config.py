@@ -67,3 +67,12 @@ def test_the_environment_says_how_a_process_begins(value: str, found: bool, monk
     program = "import wideload as wl; print(wl.config.background_compile)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(found)
+
+
+def test_a_block_may_be_entered_again() -> None:
+    config = Config()
+    block = config(background_compile=True)
+    for _ in range(2):
+        with block, block:
+            assert config.background_compile
+        assert not config.background_compile

@@ -391,6 +391,8 @@ def test_fp8_is_rounded_by_its_store_or_where_it_is_used() -> None:
         (lambda x, s: (x / s).to(f16), True),
         (lambda x, s: x / s, False),
         (lambda x, s: (x / s).to(bf16), False),  # has what is below 2^-40
+        (lambda x, s: (x / s).to(torch.bool), False),  # and so has this
+        (lambda x, s: (x / s).clamp(-1, 1).to(torch.bool), False),
         (lambda x, s: ((x / s) * 2).to(i8), False),
         (lambda x, s: ((x / s).clamp(0, 1).to(i8), x / s), False),
         (lambda x, s: (x.double() / s).to(i8), False),

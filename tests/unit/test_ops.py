@@ -433,3 +433,15 @@ def test_rope_needs_a_dim_of_heads() -> None:
     with pytest.raises(wl.LayoutError, match=r"x has 2 dims; .*x\.unsqueeze\(-2\)"):
         ops.rope(x, table, table)
     assert ops.rope(x.unsqueeze(-2), table, table).shape == (6, 1, 8)
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
+def test_what_unscaling_finds_is_fp32_whatever_the_default(default: torch.dtype) -> None:
+    torch.set_default_dtype(default)
+    try:
+        grads = [torch.tensor([2.0, 4.0], dtype=torch.float32), torch.tensor([math.inf], dtype=torch.float16)]
+        found = [ops.unscale_(grads[0], 0.5), ops.unscale_.foreach(grads, 0.5), ops.unscale_.foreach([], 0.5)]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert [(value.dtype, float(value)) for value in found] == [(torch.float32, 0), (torch.float32, 1), (torch.float32, 0)]
+    assert grads[0].tolist() == [0.5, 1.0]

@@ -498,3 +498,11 @@ def test_what_looks_into_torch_never_meets_a_kernel(monkeypatch: pytest.MonkeyPa
     torch.func.jvp(f, (x,), (x,))
     torch.vmap(f)(x)
     assert len(launched) == 1
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(0, 64), (64, 0), (0, 0)])
+def test_of_no_elements_nothing_is_planned(rows: int, columns: int) -> None:
+    f = wl.fuse(lambda x, b: torch.nn.functional.gelu(x + b))
+    x, b = torch.zeros(rows, columns, requires_grad=True), torch.zeros(columns, requires_grad=True)
+    assert f.plan_backward(x, b, target="h200").kernels == ()
+    assert [(grad.shape, float(grad.sum())) for grad in torch.autograd.grad(f(x, b).sum(), (x, b))] == [(x.shape, 0), (b.shape, 0)]

@@ -138,6 +138,23 @@ def test_errors_are_named_and_cost_the_others_nothing(compiler: list[str]) -> No
     assert "5: refused: CompileError: NVRTC refused it" in str(warm)
 
 
+@pytest.mark.parametrize("calls", [None, 5, "swiglu", (gate, (meta(8), meta(8)))])
+def test_what_is_no_list_of_calls(calls: Any) -> None:
+    with pytest.raises(wl.TraceError, match=r"wl\.warmup got .*allowed: a list of calls"):
+        wl.warmup(calls, target="h200")
+
+
+def test_a_full_disk_costs_the_calls_of_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_text(source: str, *, arch: str, name: str, fma: bool = False) -> Cubin:
+        if "const bf16*" in source:
+            raise OSError(28, "No space left on device")
+        return Cubin(b"code", arch, name, 24, 0, 0, 0, 0, log="ptxas info")
+
+    monkeypatch.setattr(cache, "compile_cubin", compile_text)
+    warm = wl.warmup([(gate, (meta(8, dtype=dtype), meta(8, dtype=dtype))) for dtype in (bf16, torch.float32)], target="h200")
+    assert (list(warm.errors), len(warm.kernels)) == (["0: gate"], 1)
+
+
 def test_as_many_threads_as_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three kernels meet in the compiler, which goes on when all are there; with two threads they never would."""
     meeting = threading.Barrier(3, timeout=10)
@@ -151,7 +168,7 @@ def test_as_many_threads_as_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
         (gate, (meta(8, dtype=d), meta(8, dtype=d))) for d in (bf16, torch.float16, torch.float32)
     ]
     assert wl.warmup(calls, workers=3, target="h200").errors == {}
-    with pytest.raises(wl.CompileError, match="workers is 0"):
+    with pytest.raises(wl.RangeError, match=r"workers of wl\.warmup is 0; allowed: an int"):
         wl.warmup(calls, workers=0, target="h200")
 
 

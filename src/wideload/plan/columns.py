@@ -65,6 +65,8 @@ def choose_columns(
 
     How each sum is walked is among the last strides of the space's dims. Where ``is_total`` one block adds up all rows of its columns.
     """
+    if not space.num_elements:
+        return None
     inputs, outputs = walks[:num_inputs], walks[num_inputs:]
     row = space.dims[0]
     steps = {*row.strides[-len(sums) :], *(walk.strides[0] for walk in outputs)}
