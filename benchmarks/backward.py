@@ -9,21 +9,19 @@ in float64 before anything is timed. The exit status is 0 where every case passe
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 
 import wideload as wl
-from table import NOT_BEHIND, PEERS, SEED, Draw, Timed, choose_cases, find_device, run_table
+from table import NOT_BEHIND, PEERS, SEED, Draw, Timed, choose_cases, find_device, new_parser, run_table
 from wideload.measure import unique_bytes
 from wideload.measure.outcome import find_difference
 from wideload.measure.wall import FAULT_RATIO, Ceiling, find_ceiling, nearest_mix, prepare_movers, time_cold
@@ -228,12 +226,9 @@ def format_table(rows: Sequence[Row]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return its exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__, 30)
     parser.add_argument("--rows", type=int, default=ROWS, help=f"of {COLUMNS} elements; {ROWS} if left out")
-    parser.add_argument("--samples", type=int, default=30, help="of each contender; the median counts")
-    parser.add_argument("--only", action="append", metavar="TEXT", help="run the cases with TEXT in their names; may be repeated")
     parser.add_argument("--no-compile", action="store_true", help="leave out torch.compile")
-    parser.add_argument("--json", type=Path, help="where to write all samples and the environment")
     options = parser.parse_args(arguments)
     chosen = choose_cases(parser, CASES, options.only)
     device = find_device()

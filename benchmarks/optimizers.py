@@ -8,20 +8,18 @@ one does not, 2 without a GPU. ``WIDELOAD_COMMIT`` names the commit where there 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import wideload as wl
-from table import NOT_BEHIND, SEED, Draw, Timed, choose_cases, find_device, run_table
+from table import NOT_BEHIND, SEED, Draw, Timed, choose_cases, find_device, new_parser, run_table
 from wideload.measure.wall import FAULT_RATIO, Ceiling, find_ceiling, nearest_mix, prepare_movers, time_cold
 
 AT_THE_WALL = 0.97
@@ -229,10 +227,7 @@ def format_table(rows: Sequence[Row]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return its exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=int, default=30, help="of each contender; the median counts")
-    parser.add_argument("--only", action="append", metavar="TEXT", help="run the cases with TEXT in their names; may be repeated")
-    parser.add_argument("--json", type=Path, help="where to write all samples and the environment")
+    parser = new_parser(__doc__, 30)
     options = parser.parse_args(arguments)
     chosen = choose_cases(parser, CASES, options.only)
     device = find_device()

@@ -8,7 +8,6 @@ Each point is checked before it is timed. The exit status is 0 where no point ta
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import json
@@ -25,7 +24,7 @@ import torch
 import torch.nn.functional as F
 
 import wideload as wl
-from table import SEED, Case, Draw, Finding, choose_cases, count_steps, describe_environment, find_device, name_environment
+from table import SEED, Case, Draw, Finding, choose_cases, count_steps, describe_environment, find_device, name_environment, new_parser
 from wideload.measure import unique_bytes
 from wideload.measure.environment import GpuMonitor, nominal_bytes_per_second
 from wideload.measure.gap import launch_gap_us
@@ -296,12 +295,9 @@ def draw_points(points: Sequence[Point], gpu: str) -> bytes:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return its exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__, 20)
     parser.add_argument("--points", type=int, default=100, help="sizes of each function, 100 if left out")
-    parser.add_argument("--samples", type=int, default=20, help="of each contender, 20 if left out; the median counts")
-    parser.add_argument("--only", action="append", metavar="TEXT", help="the functions with TEXT in their names; may be repeated")
     parser.add_argument("--no-compile", action="store_true", help="leave out torch.compile")
-    parser.add_argument("--json", type=Path, help="where to write all samples and the environment")
     parser.add_argument("--png", type=Path, help="where to draw them, which needs matplotlib")
     options = parser.parse_args(arguments)
     chosen = choose_cases(parser, FUNCTIONS, options.only)

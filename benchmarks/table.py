@@ -334,14 +334,20 @@ _NamedT = TypeVar("_NamedT", bound=_Named)
 _RowT = TypeVar("_RowT", bound=_Judged)
 
 
-def run_cases(description: str | None, cases: Sequence[Case], num_elements: int, num_samples: int, arguments: Sequence[str] | None) -> int:
-    """Run the cases asked for on the command line, print the table last, write all samples where asked to; return the exit status."""
+def new_parser(description: str | None, num_samples: int) -> argparse.ArgumentParser:
+    """What every benchmark of cases is asked: how many samples, which cases, and where the result goes."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--elements", type=int, default=num_elements, help=f"of a result, at least; {num_elements} if left out")
     parser.add_argument("--samples", type=int, default=num_samples, help=f"of each contender, {num_samples} if left out; the median counts")
     parser.add_argument("--only", action="append", metavar="TEXT", help="run the cases with TEXT in their names; may be repeated")
-    parser.add_argument("--no-compile", action="store_true", help="leave out torch.compile")
     parser.add_argument("--json", type=Path, help="where to write all samples and the environment")
+    return parser
+
+
+def run_cases(description: str | None, cases: Sequence[Case], num_elements: int, num_samples: int, arguments: Sequence[str] | None) -> int:
+    """Run the cases asked for on the command line, print the table last, write all samples where asked to; return the exit status."""
+    parser = new_parser(description, num_samples)
+    parser.add_argument("--elements", type=int, default=num_elements, help=f"of a result, at least; {num_elements} if left out")
+    parser.add_argument("--no-compile", action="store_true", help="leave out torch.compile")
     options = parser.parse_args(arguments)
     chosen = choose_cases(parser, cases, options.only)
     device = find_device()

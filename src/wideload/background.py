@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from wideload.cache import MAX_THREADS, are_at_hand, find_cubins
 from wideload.manifest import Recipe
+from wideload.remembered import remember
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,10 +34,6 @@ if hasattr(os, "register_at_fork"):  # a child has none of its parent's threads
     os.register_at_fork(after_in_child=_threads.cache_clear)
 
 
-_MOST_KNOWN = 4096
-"""Calls that one function keeps in mind; the oldest goes first."""
-
-
 class Backlog:
     """Calls of one function whose kernels are being compiled. What NVRTC refuses stays, and is raised at each call like it."""
 
@@ -54,7 +51,7 @@ class Backlog:
         if self._process != os.getpid():  # the parent's threads have not come along
             self._known, self._process = {}, os.getpid()
         if call not in self._known:
-            self._keep(call, self._begin(find_kernels(), recipe))
+            remember(self._known, call, self._begin(find_kernels(), recipe))
         started = self._known.get(call)
         if started is None:
             return False
@@ -70,8 +67,3 @@ class Backlog:
             return None
         spelt = recipe()  # now: a thread would keep the call's tensors alive
         return _threads().submit(find_cubins, kernels, lambda: spelt)
-
-    def _keep(self, call: Any, started: Future[Any] | None) -> None:
-        if len(self._known) >= _MOST_KNOWN:
-            self._known.pop(next(iter(self._known)), None)
-        self._known[call] = started

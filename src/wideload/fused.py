@@ -47,9 +47,10 @@ from wideload.outputs import check_outputs
 from wideload.plan import KernelPlan, Tuning
 from wideload.planned import Plan
 from wideload.reference import evaluate_expr, with_seed
+from wideload.remembered import remember
 from wideload.replay import NodeLayout, replay_layout
 from wideload.sharding import Sharding, find_sharded_call, has_shards
-from wideload.shortcut import MISSED, STATIC_TYPES, Circumstances, Shortcut, are_immutable, find_shortcut, remember, shortcut_key
+from wideload.shortcut import MISSED, STATIC_TYPES, Circumstances, Shortcut, are_immutable, find_shortcut, shortcut_key
 from wideload.steps import Steps, run_steps, steps_into, steps_of_new
 from wideload.structure import map_structure, same_structure
 from wideload.torch_library import no_modes, note_function
@@ -645,8 +646,8 @@ class FusedFunction:
                 return result
         return MISSED
 
-    def _keep_shortcut(self, call: _Call, steps: Steps, out: torch.Tensor | None = None) -> None:
-        """Let calls like this one take these steps from now on."""
+    def _keep_shortcut(self, call: _Call, find_steps: Callable[[], Steps], out: torch.Tensor | None = None) -> None:
+        """Let calls like this one take these steps from now on, where calls like it can be told."""
         fn = self.__wrapped__
         is_fixed = not getattr(fn, "__kwdefaults__", None) and are_immutable(getattr(fn, "__defaults__", None))
         if call.given is None or not is_fixed:
@@ -655,7 +656,7 @@ class FusedFunction:
         if kwargs and self._signature and [*self._signature.bind(*args, **kwargs).arguments][-len(kwargs) :] != [*kwargs]:
             return  # given in another order than the parameters'
         static = [name in self._static for name in (*self._given_names(len(args)), *kwargs)]
-        shortcut = find_shortcut(args, kwargs, out, call.tensors, call.scalars, static, Circumstances(fn, self._captures), steps)
+        shortcut = find_shortcut(args, kwargs, out, call.tensors, call.scalars, static, Circumstances(fn, self._captures), find_steps)
         if shortcut is not None:
             key = shortcut_key(args, kwargs, out)
             remember(self._shortcuts, key, (shortcut, *self._shortcuts.get(key, ())[: _MOST_ALIKE - 1]))
@@ -688,7 +689,7 @@ class FusedFunction:
         op, returned = self._operation_of(key, traced), _returned(traced)
         results = op(call.tensors, tuple(call.scalars), call.device, recipe=functools.partial(self._recipe, call, backward=True))
         if returned is not None and call.device.type == "cuda":
-            self._keep_shortcut(call, run_steps(op.again(call.tensors, call.device), returned, len(call.tensors)))
+            self._keep_shortcut(call, lambda: run_steps(op.again(call.tensors, call.device), returned, len(call.tensors)))
         return self._assemble(call, traced, results)
 
     def _operation_of(self, key: Any, traced: Traced) -> DifferentiableOp:
@@ -725,7 +726,7 @@ class FusedFunction:
         if returned is None or any(is_view_of_operand(traced.expr, node) for node in traced.expr.outputs):
             return
         of_new = prepared.launches, prepared.outputs, call.device, returned, len(call.tensors)
-        self._keep_shortcut(call, steps_of_new(*of_new, draws=traced.expr.has_draws))
+        self._keep_shortcut(call, functools.partial(steps_of_new, *of_new, draws=traced.expr.has_draws))
 
     def _prepare(self, call: _Call, traced: Traced) -> _Prepared:
         outputs, plans = self._plan_new(call, traced)
@@ -814,8 +815,8 @@ class FusedFunction:
         tensors = with_seed(traced.expr, call.tensors, call.device)
         launch = stage_launches(prepared.launches, call.device.index, tensors, outs, tuple(call.scalars))
         if isinstance(traced.result, TensorResult) and not is_reduced(traced.expr, traced.expr.outputs[0]):
-            steps = steps_into(prepared.launches, call.device, len(call.tensors), draws=traced.expr.has_draws)
-            self._keep_shortcut(call, steps, outs[0])
+            into = functools.partial(steps_into, prepared.launches, call.device, len(call.tensors), draws=traced.expr.has_draws)
+            self._keep_shortcut(call, into, outs[0])
 
         def run() -> None:
             clear_reduced(traced.expr, outs)

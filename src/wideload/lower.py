@@ -6,7 +6,7 @@ Knows the numerics modes and the table's C++ expressions; never memory, layouts 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -436,12 +436,22 @@ def _only_stored(expr: Expr, stores: tuple[Store, ...], needed: set[int]) -> set
 
 def _half_nodes(expr: Expr, stores: tuple[Store, ...], needed: set[int]) -> set[int]:
     """Nodes from which only fp16 and bf16 results flow: their value is rounded to a half before anything can tell the difference."""
-    wide: set[int] = {store.node for store in stores if not (is_rounded(store.dtype) or _is_rounded_node(expr.nodes[store.node]))}
+    return _nodes_ending(
+        expr,
+        needed,
+        {store.node for store in stores if not (is_rounded(store.dtype) or _is_rounded_node(expr.nodes[store.node]))},
+        lambda node: isinstance(node, Cast) and is_rounded(node.dtype),
+        lambda node: isinstance(node, Load | Number | Const) or node.dtype.is_floating_point,
+    )
+
+
+def _nodes_ending(
+    expr: Expr, needed: set[int], wide: set[int], is_end: Callable[[Node], bool], leads_on: Callable[[Node], bool]
+) -> set[int]:
+    """Nodes from which every way to a store meets an end, by nodes that lead on alone; ``wide`` are those of stores that are no end."""
     for number in sorted(needed, reverse=True):
         node = expr.nodes[number]
-        if isinstance(node, Cast) and is_rounded(node.dtype):
-            continue
-        if number in wide or not (isinstance(node, Load | Number | Const) or node.dtype.is_floating_point):
+        if not is_end(node) and (number in wide or not leads_on(node)):
             wide.update(_operands(node))
     return needed - wide
 
@@ -453,14 +463,13 @@ _LIMITING = frozenset({"round", "clamp", "clamp_min", "clamp_max"})
 
 def _narrowed_nodes(expr: Expr, stores: tuple[Store, ...], needed: set[int]) -> set[int]:
     """Nodes that are but limited and rounded to integers, if anything, before all that is left of them is in a narrow type."""
-    wide = {store.node for store in stores}
-    for number in sorted(needed, reverse=True):
-        node = expr.nodes[number]
-        is_end = isinstance(node, Cast) and node.dtype in _NARROW
-        is_between = number not in wide and isinstance(node, Apply | Cast) and (isinstance(node, Cast) or node.op.name in _LIMITING)
-        if not is_end and not is_between:
-            wide.update(_operands(node))
-    return needed - wide
+    return _nodes_ending(
+        expr,
+        needed,
+        {store.node for store in stores},
+        lambda node: isinstance(node, Cast) and node.dtype in _NARROW,
+        lambda node: isinstance(node, Cast) or (isinstance(node, Apply) and node.op.name in _LIMITING),
+    )
 
 
 def _is_rounded_node(node: Node) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
@@ -26,12 +26,8 @@ __all__ = [
     "are_immutable",
     "find_likeness",
     "find_shortcut",
-    "remember",
     "shortcut_key",
 ]
-
-MAX_REMEMBERED = 4096
-"""Traces, and layouts, that one function keeps; the oldest goes first. An entry takes some 10 kB."""
 
 MISSED = object()
 """What a shortcut returns that is not a call's."""
@@ -39,7 +35,6 @@ MISSED = object()
 STATIC_TYPES = (str, bytes, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout, type(Ellipsis))
 """Of arguments that are part of the trace, as bools are."""
 
-_T = TypeVar("_T")
 _NUMBERS = (int, float, complex)
 _CONSTANTS = (bool, *STATIC_TYPES)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -61,14 +56,6 @@ def shortcut_key(args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tenso
 def are_immutable(defaults: Any) -> bool:
     """Whether no default of a function, nor an item of one that is a tuple, can change without becoming another object."""
     return all(are_immutable(value) if type(value) is tuple else isinstance(value, (*_NUMBERS, *_CONSTANTS)) for value in defaults or ())
-
-
-def remember(cache: dict[Any, _T], key: Any, value: _T, most: int | None = None) -> _T:
-    """Keep ``value``, in the place of the oldest of ``most`` (`MAX_REMEMBERED`); return it."""
-    if len(cache) >= (MAX_REMEMBERED if most is None else most):
-        cache.pop(next(iter(cache)), None)
-    cache[key] = value
-    return value
 
 
 class Circumstances:
@@ -189,11 +176,11 @@ def find_shortcut(
     scalars: Sequence[Any],
     static: Sequence[bool],
     circumstances: Circumstances,
-    steps: Steps,
+    find_steps: Callable[[], Steps],
 ) -> Shortcut | None:
     """The shortcut of a call that was taken apart into ``tensors`` and ``scalars``; None where calls like it cannot be told so cheaply.
 
-    ``static`` says of each argument, as it is given, whether a number there is part of the trace. ``steps`` are what calls like it do.
+    ``static`` says of each argument, as it is given, whether a number there is part of the trace. ``find_steps``: what such calls do.
     """
     values = (*args, *kwargs.values())
     kinds = [_kind_of(value, is_static) for value, is_static in zip(values, static, strict=True)]
@@ -211,6 +198,7 @@ def find_shortcut(
     if lies is None or likeness is None:
         return None
 
+    steps = find_steps()
     names = {at: f"{kind}{number}" for kind, found in places.items() for number, at in enumerate(found)}
     by_place, by_name = [names[at] for at in range(len(args))], [names[at] for at in range(len(args), len(values))]
     held = [names[at] for at in places["t"]]

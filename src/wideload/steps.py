@@ -16,6 +16,7 @@ import torch
 from wideload.execute import Launch, Output, empty_here, run_new, scalar_words
 from wideload.launch import THREAD, bind_context, refusal
 from wideload.random import draw_seed
+from wideload.remembered import MAX_REMEMBERED
 
 __all__ = ["Steps", "define", "run_steps", "runner_of", "steps_into", "steps_of_new", "tuple_of"]
 
@@ -41,7 +42,7 @@ def define(head: str, steps: Steps) -> Callable[..., Any]:
     return defined
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=MAX_REMEMBERED)
 def _code_of(text: str) -> CodeType:
     return compile(text, "<a call like an earlier one>", "exec")
 

@@ -24,8 +24,9 @@ from wideload.manifest import Recipe
 from wideload.plan import KernelPlan, Tuning
 from wideload.random import draw_seed
 from wideload.reference import evaluate_expr
+from wideload.remembered import remember
 from wideload.replay import NodeLayout, replay_layout
-from wideload.shortcut import Likeness, find_likeness, remember
+from wideload.shortcut import Likeness, find_likeness
 from wideload.steps import runner_of
 
 __all__ = ["DifferentiableOp", "is_looked_into"]

@@ -210,7 +210,7 @@ def test_a_forked_child_begins_anew(compiler: Compiler, monkeypatch: pytest.Monk
 
 
 def test_the_oldest_call_is_forgotten(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "_MOST_KNOWN", 2)
+    monkeypatch.setattr("wideload.remembered.MAX_REMEMBERED", 2)
     backlog = background.Backlog()
     for call in range(5):
         backlog.has_to_wait(call, lambda: [("text", "sm_90", "kernel")], lambda: None)

@@ -269,7 +269,7 @@ def test_the_number_of_chunks_follows_the_shape(sizes: tuple[int, ...]) -> None:
 
 
 def test_traces_of_many_shapes_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wideload.shortcut.MAX_REMEMBERED", 4)
+    monkeypatch.setattr("wideload.remembered.MAX_REMEMBERED", 4)
     f = wl.fuse(lambda x: x * x.shape[0])
     for size in (*range(1, 9), 1):
         assert f(torch.ones(size)).tolist() == [size] * size

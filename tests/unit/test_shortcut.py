@@ -36,11 +36,11 @@ def tensors() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(64, 48), torch.randn(48, 64).t()
 
 
-def found(num_tensors: int, *, into: bool = False) -> Steps:
+def found(num_tensors: int, *, into: bool = False) -> Callable[[], Steps]:
     """Return what a call is taken apart into."""
     places = [str(at) for at in range(num_tensors)] + ["_out"] * into
     tensors = [f"t{at}" for at in range(num_tensors)] + ["out"] * into
-    return Steps((f"return {tuple_of(tensors)}, {tuple_of('p' + at for at in places)}, numbers",))
+    return lambda: Steps((f"return {tuple_of(tensors)}, {tuple_of('p' + at for at in places)}, numbers",))
 
 
 def circumstances(function: Callable[..., Any] = scaled) -> Circumstances:
