@@ -23,7 +23,7 @@ from wideload.layout import contiguous_strides
 from wideload.lower import ScalarParameter
 from wideload.manifest import Recipe
 from wideload.overlap import Extent, relation
-from wideload.plan import ACCESS_BYTES, KernelPlan, Operand, Target, Total, Tuning, find_part_rows, plan_kernels
+from wideload.plan import ACCESS_BYTES, KernelPlan, Operand, Target, Total, Tuning, find_parts, plan_kernels
 from wideload.promotion import infer_dtype
 from wideload.push import PushedExpr, push_views
 from wideload.replay import NodeLayout
@@ -78,7 +78,7 @@ class Output:
     """A tensor to be written with node ``node``: ``phase_bytes`` is its address modulo a whole access.
 
     What ``is_reduced`` is one value of all elements, and has to be zero when a kernel starts. With ``num_columns`` it is partial sums of
-    the node over rows of so many elements: of every `find_part_rows` rows one row, along ``layout``'s first dim. With ``parts`` it is the
+    the node over rows of so many elements: of each of `find_parts` one row, along ``layout``'s first dim. With ``parts`` it is the
     sum of the rows of that output, which are such sums.
     """
 
@@ -100,7 +100,7 @@ def new_sums(expr: Expr, layouts: Sequence[NodeLayout], node: int, columns: tupl
     """The output of the partial sums of a node over rows of shape ``columns``, in fp32 or wider, still to be allocated."""
     num_columns = math.prod(columns)
     num_rows = math.prod(layouts[node].shape) // num_columns
-    shape = (-(-num_rows // find_part_rows(num_rows, num_columns)), *columns)
+    shape = (find_parts(num_rows, num_columns).count, *columns)
     layout = NodeLayout(shape, contiguous_strides(shape))
     return Output(node, widened(node_dtype(expr, node)), layout, 0, num_columns=num_columns)
 

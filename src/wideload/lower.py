@@ -164,9 +164,9 @@ _RESERVED = frozenset(
 """C++'s and CUDA's own words, and the prelude's macros. Functions need no place here: the table's calls begin with ``::``."""
 _KERNELS_OWN = re.compile(
     r"n|i|k|m|d|e|first|lead|pad|phase|slot|column|line|across|along|turn|is_(full|inside|whole|aligned|row)|(column|line)0"
-    r"|(at|rest|size|slots|tiles|multiplier|shift)\d+|\w+_(v|r|at|re|im|data|value|span|tile|offset|stride\d+|element)|seed|__\w*"
+    r"|(at|rest|size|slots|tiles|multiplier|shift)\d+|\w+_(v|next|r|at|re|im|data|value|span|tile|offset|stride\d+|element)|seed|__\w*"
     r"|vec|f16|bf16|boolean|complex|e[458]m[023]\w*|(load|store|fill|gather|round|repeat|tile|count|draw)_\w+|widen|narrow_to|convert"
-    r"|settled|pack|divide_u\d+|chunks?|lists|phase_of|r|largest|\w+_word|row0?|rows|part_rows|columns|end|\w+_sum|add_lanes"
+    r"|settled|pack|divide_u\d+|chunks?|lists|phase_of|r|largest|\w+_word|row0?|rows|part_rows|step|columns|end|\w+_sum|add_lanes"
 )
 """What the kernels of emit/ call their own variables, where a runtime scalar keeps its name, and the prelude's names that they use."""
 

@@ -32,6 +32,9 @@ bias_gelu_backward_columns(
     const long long tiles0,
     const long long multiplier0,
     const long long shift0,
+    const long long tiles1,
+    const long long multiplier1,
+    const long long shift1,
     const long long grad_stride1,
     const long long x_stride1,
     const long long out0_stride1)
@@ -40,22 +43,35 @@ bias_gelu_backward_columns(
     const unsigned i = blockIdx.x;
     const unsigned rest0 = divide_u31(i, multiplier0, shift0);
     const unsigned at0 = i - rest0 * (unsigned)tiles0;
+    const unsigned rest1 = divide_u31(rest0, multiplier1, shift1);
+    const unsigned at1 = rest0 - rest1 * (unsigned)tiles1;
     const unsigned first = at0 * 128;
     const unsigned column = first + threadIdx.x % 16 * 8;
     const bool is_inside = column < (unsigned)columns;
-    const unsigned row0 = rest0 * (unsigned)part_rows;
-    const unsigned end = is_inside ? min(row0 + (unsigned)part_rows, (unsigned)rows) : 0;
+    const unsigned step = (unsigned)tiles1 * 16, row0 = rest1 * (unsigned)tiles1 * (unsigned)part_rows;
+    const unsigned end = is_inside ? min(row0 + (unsigned)tiles1 * (unsigned)part_rows, (unsigned)rows) : 0;
     vec<bf16, 8> bias_v = {};
     if (is_inside) bias_v = load_vector<8>(bias_data + column);
     float out1_sum[8] = {};
-    for (unsigned row = row0 + threadIdx.x / 16; row < end; row += 16) {
-        vec<bf16, 8> grad_v[2];
-        vec<bf16, 8> x_v[2];
+    unsigned row = row0 + at1 * 16 + threadIdx.x / 16;
+    vec<bf16, 8> grad_v[2];
+    vec<bf16, 8> x_v[2];
+    if (row < end) {
 #pragma unroll
         for (unsigned r = 0; r < 2; ++r) {
             const unsigned at = min(row + r * 8, end - 1);
             grad_v[r] = load_vector<8>(grad_data + (at * (unsigned)grad_stride1 + column));
             x_v[r] = load_vector<8>(x_data + (at * (unsigned)x_stride1 + column));
+        }
+    }
+    for (; row < end; row += step) {
+        vec<bf16, 8> grad_next[2];
+        vec<bf16, 8> x_next[2];
+#pragma unroll
+        for (unsigned r = 0; r < 2; ++r) {
+            const unsigned at = min(row + step + r * 8, end - 1);
+            grad_next[r] = load_vector<8>(grad_data + (at * (unsigned)grad_stride1 + column));
+            x_next[r] = load_vector<8>(x_data + (at * (unsigned)x_stride1 + column));
         }
 #pragma unroll
         for (unsigned r = 0; r < 2; ++r) {
@@ -70,7 +86,12 @@ bias_gelu_backward_columns(
             }
             if (is_row) store_vector(out0_data + (at * (unsigned)out0_stride1 + column), out0_v);
         }
+#pragma unroll
+        for (unsigned r = 0; r < 2; ++r) {
+            grad_v[r] = grad_next[r];
+            x_v[r] = x_next[r];
+        }
     }
-    add_lanes<128, 16>(out1_data + (rest0 * (unsigned)columns + first), out1_sum, (unsigned)columns - first);
+    add_lanes<128, 16>(out1_data + ((rest1 * (unsigned)tiles1 + at1) * (unsigned)columns + first), out1_sum, (unsigned)columns - first);
     outlast_previous();
 }

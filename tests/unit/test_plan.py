@@ -13,8 +13,8 @@ import wideload as wl
 from wideload.dtypes import DTYPES
 from wideload.execute import phase_of
 from wideload.expr import Expr, Load
-from wideload.plan import ACCESS_BYTES, DEFAULT, THREADS, Columns, KernelPlan, Operand, Strip, Target, Tuning, find_part_rows, plan_kernels
-from wideload.plan.columns import MOST_PARTS
+from wideload.plan import ACCESS_BYTES, DEFAULT, THREADS, Columns, KernelPlan, Operand, Strip, Target, Tuning, find_parts, plan_kernels
+from wideload.plan.columns import MOST_PARTS, Parts
 from wideload.replay import NodeLayout
 from wideload.trace import TensorArg, trace_function
 
@@ -276,14 +276,15 @@ def test_rows_are_added_up_by_columns() -> None:
     assert sorted(first.variant.loads) == ["repeated", "vector", "vector"]
     assert (first.variant.stores, first.variant.columns, first.variant.elements) == (("vector", "summed"), Columns(16, 2), 16)
     assert (first.variant.rows, first.variant.access_elements, first.variant.is_whole) == (2, 8, True)
-    assert first.grid == 86 * 128  # of 128 columns, and 64 rows
-    assert first.sizes[:4] == (8192, 11008, 64, 86)
-    assert first.sizes[6:] == (11008,) * 3
-    assert first.target_layouts[1] == NodeLayout((128, 11008), (11008, 1))
-    assert reasons(first)["sums"][0] == "128 x 11008"
+    assert first.grid == 86 * 64  # of 128 columns, and 128 rows
+    assert first.sizes[:4] == (8192, 11008, 128, 86)
+    assert first.sizes[6] == 8  # blocks that take turns
+    assert first.sizes[9:] == (11008,) * 3
+    assert first.target_layouts[1] == NodeLayout((64, 11008), (11008, 1))
+    assert reasons(first)["sums"][0] == "64 x 11008"
     assert (total.sources, total.targets) == (((~2, 0),), ((1, 0),))  # of the partial sums, which are behind the results
     assert (total.variant.loads, total.variant.stores, total.variant.columns) == (("vector",), ("summed",), Columns(4, 4))
-    assert (total.grid, total.sizes[:4]) == (688, (128, 11008, 128, 688))
+    assert (total.grid, total.sizes[:4]) == (688, (64, 11008, 64, 688))
     assert (first.variant.reads_results, total.variant.reads_results) == (False, True)
     assert first.variant.is_one_of_several
     assert total.variant.is_one_of_several
@@ -293,9 +294,16 @@ def test_columns_of_a_block_and_rows_of_partial_sums() -> None:
     for width, across in ((8, 1), (16, 2), (40, 8), (128, 16), (4096, 16)):
         first, _ = plans_of_sum(64, width)
         assert first.variant.columns == Columns(across, 2)
-    for num_rows, num_columns, rows in ((32, 128, 32), (1 << 13, 11008, 64), (1 << 14, 11008, 128), (1 << 16, 8192, 256), (1000, 8, 512)):
-        assert find_part_rows(num_rows, num_columns) == rows
-    assert -(-(1 << 22) // find_part_rows(1 << 22, 64)) <= MOST_PARTS
+    for num_rows, num_columns, parts in (
+        (32, 128, (32, 1, 1)),
+        (1152, 11008, (32, 8, 40)),  # 36 parts are needed, but they come in eights
+        (1 << 13, 11008, (128, 8, 64)),
+        (1 << 14, 11008, (256, 8, 64)),
+        (1 << 16, 8192, (256, 8, 256)),
+        (1000, 8, (512, 2, 2)),
+    ):
+        assert find_parts(num_rows, num_columns) == Parts(*parts)
+    assert find_parts(1 << 22, 64).count <= MOST_PARTS
     _, many = plans_of_sum(1 << 20, 64)
     assert many.variant.columns == Columns(1, 4)
     assert many.sizes[0] == 2048

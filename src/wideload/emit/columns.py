@@ -24,7 +24,7 @@ def emit_columns(program: Program, variant: Variant) -> str:
     loads = [(p, access) for p, access in zip(program.parameters, variant.loads, strict=True) if access in ("vector", "repeated", "row")]
     stored = [r for r in program.results if not r.is_summed]
     walked = [p.name for p, access in loads if access != "repeated"] + [r.name for r in stored]
-    sizes = ["rows", "columns", "part_rows", *division_sizes(["tiles0"]), *(f"{name}_stride1" for name in walked)]
+    sizes = ["rows", "columns", "part_rows", *division_sizes(["tiles0", "tiles1"]), *(f"{name}_stride1" for name in walked)]
     repeated, own = [], []
     for p, access in loads:
         kind = p.type.storage if access == "row" else f"vec<{p.type.storage}, {count}>"
@@ -33,7 +33,7 @@ def emit_columns(program: Program, variant: Variant) -> str:
             continue
         place = f"at * ({unsigned}){p.name}_stride1"
         value = f"{p.name}_data[{place}]" if access == "row" else f"load_vector<{count}>({p.name}_data + ({place} + column))"
-        own.append((f"{kind} {p.name}_v[{rows}];", f"{p.name}_v[r] = {value};"))
+        own.append((kind, p.name, value))
     held = {p.name: {"row": f"{p.name}_v[r]", "vector": f"{p.name}_v[r].get(k)"}.get(a, f"{p.name}_v.get(k)") for p, a in loads}
     operands = [f"widen({held[p.name]})" if p.name in held else p.name for p in program.parameters]
     operands += [f"{p.name}_v.get(k)" for p in program.positions]
@@ -50,14 +50,23 @@ def emit_columns(program: Program, variant: Variant) -> str:
         *unrolled("k", count, each),
         *(f"if (is_row) store_vector({r.name}_data + (at * ({unsigned}){r.name}_stride1 + column), {r.name}_v);" for r in stored),
     ]
-    # A row behind the last is loaded and computed as the last one is. A branch round it would take its loads along, behind stores.
-    ahead = [f"const {unsigned} at = min(row + r * {lanes}, end - 1);", *(load for _, load in own)]
+
+    def held_as(suffix: str) -> list[str]:
+        return [f"{kind} {name}_{suffix}[{rows}];" for kind, name, _ in own]
+
+    def loading(first: str, suffix: str) -> list[str]:
+        """A row behind the last is loaded and computed as the last one is. A branch round it would take its loads along, behind stores."""
+        loads = [f"{name}_{suffix}[r] = {value};" for _, name, value in own]
+        return unrolled("r", rows, [f"const {unsigned} at = min({first} + r * {lanes}, end - 1);", *loads], ctype="unsigned")
+
     loop = [
-        *(declaration for declaration, _ in own),
-        *unrolled("r", rows, ahead, ctype="unsigned"),
+        *held_as("next"),
+        *loading("row + step", "next"),
         *unrolled("r", rows, row, ctype="unsigned"),
+        *unrolled("r", rows, [f"{name}_v[r] = {name}_next[r];" for _, name, _ in own], ctype="unsigned"),
     ]
-    places, part = take_apart("i", ["at0"], ["tiles0"], variant.index_bits)
+    places, group = take_apart("i", ["at0", "at1"], ["tiles0", "tiles1"], variant.index_bits)
+    part = f"({group} * ({unsigned})tiles1 + at1)"
     body = [
         f"const {unsigned} i = blockIdx.x;",
         *emit_uniform(program, variant),
@@ -65,11 +74,16 @@ def emit_columns(program: Program, variant: Variant) -> str:
         f"const {unsigned} first = at0 * {across * count};",
         f"const {unsigned} column = first + threadIdx.x % {across} * {count};",
         f"const bool is_inside = column < ({unsigned})columns;",
-        f"const {unsigned} row0 = {part} * ({unsigned})part_rows;",
-        f"const {unsigned} end = is_inside ? min(row0 + ({unsigned})part_rows, ({unsigned})rows) : 0;",
+        f"const {unsigned} step = ({unsigned})tiles1 * {lanes * rows}, row0 = {group} * ({unsigned})tiles1 * ({unsigned})part_rows;",
+        f"const {unsigned} end = is_inside ? min(row0 + ({unsigned})tiles1 * ({unsigned})part_rows, ({unsigned})rows) : 0;",
         *repeated,
         *(f"{r.type.compute} {r.name}_sum[{count}] = {{}};" for r in sums),
-        f"for ({unsigned} row = row0 + threadIdx.x / {across}; row < end; row += {lanes * rows}) {{",
+        f"{unsigned} row = row0 + at1 * {lanes * rows} + threadIdx.x / {across};",
+        *held_as("v"),
+        "if (row < end) {",
+        *indented(loading("row", "v")),
+        "}",
+        "for (; row < end; row += step) {",
         *indented(loop),
         "}",
     ]

@@ -23,7 +23,6 @@ def emit_dense(program: Program, variant: Variant) -> str:
     body = [
         f"const long long i = (long long)blockIdx.x * {variant.threads * count} + threadIdx.x * {count};",
         f"const bool is_full = i + {count} <= n;",
-        *emit_uniform(program, variant),
         *(f"vec<{p.type.storage}, {count}> {p.name}_v;" for p, _ in runs),
     ]
     if runs:
@@ -32,6 +31,7 @@ def emit_dense(program: Program, variant: Variant) -> str:
         body += ["} else {  // the last elements"]
         body += [f"    {p.name}_v = load_some<{count}>({p.name}_data, i, n);" for p, _ in runs]
         body += ["}"]
+    body += emit_uniform(program, variant)
     body += count_positions(program, variant, count, ["i"], declared=False)
     body += element_loop(program, [p.name for p, _ in runs], count)
     body += ["if (is_full) {"]

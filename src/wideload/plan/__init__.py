@@ -5,7 +5,7 @@ nothing. Knows no driver and writes no CUDA. `kernel_plan` asks the families' mo
 """
 
 from wideload.plan.choice import Reason
-from wideload.plan.columns import find_part_rows
+from wideload.plan.columns import find_parts
 from wideload.plan.kernel_plan import KernelPlan, Operand, Target, Total, plan_kernels, walked_targets
 from wideload.plan.tuning import ALLOWED, BUILT_IN, DEFAULT, Tuning, built_in_tuning
 from wideload.plan.variant import (
@@ -58,7 +58,7 @@ __all__ = [
     "Tuning",
     "Variant",
     "built_in_tuning",
-    "find_part_rows",
+    "find_parts",
     "plan_kernels",
     "walked_targets",
 ]

@@ -15,7 +15,7 @@ from wideload.expr import Expr, Load, Numerics
 from wideload.layout import INT31_MAX, IterSpace, build_space, contiguous_strides, expand_strides, like_strides
 from wideload.lower import Program, Store, lower_expr
 from wideload.plan.choice import Choice, Reason, Walk
-from wideload.plan.columns import choose_columns, find_part_rows
+from wideload.plan.columns import choose_columns, find_parts
 from wideload.plan.dense import choose_dense
 from wideload.plan.rows import choose_pitched, choose_rows
 from wideload.plan.strided import choose_strided
@@ -51,8 +51,8 @@ class Target:
     """A view of output ``output``, ``offset_bytes`` behind its first element, that receives node ``node``.
 
     With ``reduction`` the output is one value of all elements of the node, of which ``layout`` is a part in eager's strides. With
-    ``num_columns`` it has the sums, over rows of so many elements, of the node in row-major order: a row of them for every
-    `find_part_rows` rows, or where it ``is_total`` one.
+    ``num_columns`` it has the sums, over rows of so many elements, of the node in row-major order: a row of them for each
+    of `find_parts`, or where it ``is_total`` one.
     """
 
     node: int
@@ -264,7 +264,7 @@ def _written_layout(target: Target) -> NodeLayout:
     shape = target.layout.shape
     if target.num_columns:
         num_rows = math.prod(shape) // target.num_columns
-        num_parts = 1 if target.is_total else -(-num_rows // find_part_rows(num_rows, target.num_columns))
+        num_parts = 1 if target.is_total else find_parts(num_rows, target.num_columns).count
         return NodeLayout((num_parts, target.num_columns), (target.num_columns, 1))
     return target.layout if target.reduction is None else NodeLayout(shape, (0,) * len(shape))
 

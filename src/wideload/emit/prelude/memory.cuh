@@ -14,8 +14,9 @@ DEVICE void outlast_previous()
 #endif
 }
 
-// N elements of one operand: one access of up to 16 bytes, the widest that sm_75 to sm_90 have, or several of 16. Bytes stay in
-// words from the load to the arithmetic: int8 negation 4.14 against 4.10 TB/s on an H200. Halves do not: GELU 3.89 against 4.00.
+// N elements of one operand: one access of up to 16 bytes, the widest that sm_75 to sm_90 have, or several of 16. What is narrower than
+// a word stays in words from the load to the arithmetic, which then need not wait for the load where a vector is joined of two branches:
+// dropout of bf16 0.985 of the wall against 0.964 on an H200, int8 negation 4.14 against 4.10 TB/s, others equal within 0.6 %.
 
 template <class T> struct element_bits { DEVICE unsigned of(T x) { return x.bits; } DEVICE T value(unsigned bits) { T x; x.bits = bits; return x; } };
 template <> struct element_bits<signed char> { DEVICE unsigned of(signed char x) { return (unsigned char)x; } DEVICE signed char value(unsigned bits) { return (signed char)bits; } };
@@ -23,7 +24,7 @@ template <> struct element_bits<unsigned char> { DEVICE unsigned of(unsigned cha
 template <> struct element_bits<unsigned short> { DEVICE unsigned of(unsigned short x) { return x; } DEVICE unsigned short value(unsigned bits) { return (unsigned short)bits; } };
 template <> struct element_bits<short> { DEVICE unsigned of(short x) { return (unsigned short)x; } DEVICE short value(unsigned bits) { return (short)bits; } };
 
-template <class T, int N, bool in_words = (sizeof(T) == 1 && N % 4 == 0)> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) vec {
+template <class T, int N, bool in_words = (sizeof(T) < 4 && sizeof(T) * N % 4 == 0)> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) vec {
     T at[N];
     __device__ __forceinline__ T get(int k) const { return at[k]; }
     __device__ __forceinline__ void set(int k, T x) { at[k] = x; }
