@@ -143,7 +143,8 @@ def test_rows_are_added_up_by_two_kernels() -> None:
     assert len(names) > 1
     (other,) = torch.autograd.grad(y, bias, shifted, retain_graph=True)
     _, want = torch.autograd.grad(y, (x, bias), grad, retain_graph=True)
-    torch.testing.assert_close(other, want, rtol=2**-4, atol=2**-4)
+    # Of 4096 terms that torch adds up as bf16: eight times the 0.05 of their roundings, and the results' own. A part of 32 rows has 3.
+    torch.testing.assert_close(other, want, rtol=2**-7, atol=0.4)
     graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     x, bias = (tensor.detach().requires_grad_() for tensor in (x, bias))  # whose gradient accumulators belong to no stream yet
     side.wait_stream(torch.cuda.current_stream())

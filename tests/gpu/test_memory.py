@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,7 @@ def randn(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 def requested(call: Callable[[], Any]) -> tuple[int, int, Any]:
     """Bytes that were asked for at most at a time while ``call`` ran, how often, and what it returned."""
+    gc.collect()  # or what earlier tests left is given back meanwhile
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_stats()

@@ -92,6 +92,8 @@ class Row:
             value = self.op.torch(*(x.float() for x in tensors), *divisors)
         elif name in ("fmod", "remainder") and tensors[0].device.type == "cpu":  # torch's vectorised one is not exact for large quotients
             value = (fmod if name == "fmod" else remainder)(*wide)
+        elif name == "zeta":
+            value = self.op.torch(wide[0], _without_opposites(*wide))
         elif name.startswith("div_trunc"):  # of the rounded quotient
             value = torch.div(*wide, *divisors).float().trunc()
         else:
@@ -144,6 +146,12 @@ class Row:
         if mode == "fast_math":
             return FAST_MATH_ULP
         return self.op.ulp[0] if dtype == torch.float32 else float(any(self.op.ulp))
+
+
+def _without_opposites(s: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """Where zeta's terms (q + k)^-s begin with pairs of x and -x, the first place behind these: fp64 would not let them cancel."""
+    is_paired = (q < 0) & (q.frac() == -0.5) & (s.remainder(2) == 1)
+    return torch.where(is_paired, 1 - q, q)
 
 
 # ---- which rows
