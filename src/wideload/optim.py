@@ -9,7 +9,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, ClassVar
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from wideload.errors import DtypeError, OverlapError
+from wideload.foreach import Repeat, call_in_place
 from wideload.fused import fuse
 
 __all__ = ["EMA", "SGD", "Adam", "AdamW", "Lion"]
@@ -146,6 +147,7 @@ class _Batch:
     steps: list[Tensor]
     counts: Tensor
     has_shards: bool
+    repeats: dict[Any, Repeat] = field(default_factory=dict)
 
     def local(self, tensors: list[Any]) -> list[Tensor]:
         """The parts on this device of parameters, or of their gradients or states."""
@@ -417,11 +419,12 @@ class Adam(FusedOptimizer):
         names = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group["amsgrad"] else [])]
         params, state = batch.local(batch.params), list(map(batch.column, names))
         (beta1, beta2), v_max = map(float, group["betas"]), state[2] if group["amsgrad"] else None
-        adam.foreach(
+        arguments = (
             params, grads, state[0], state[1], v_max, batch.steps, _number(group["lr"]), beta1, beta2, _log(beta1), _log(beta2),
             float(group["eps"]), _decay(group["weight_decay"]), group["decoupled_weight_decay"], group["maximize"], grad_scale, found_inf,
-            group["stochastic_rounding"], out=list(zip(params, *state, strict=True)),
+            group["stochastic_rounding"],
         )  # fmt: skip
+        call_in_place(adam, arguments, (0, 2, 3) if v_max is None else (0, 2, 3, 4), batch.repeats)
 
 
 class AdamW(Adam):
@@ -480,7 +483,7 @@ class SGD(FusedOptimizer):
     def _update(self, group: dict[str, Any], batch: _Batch, grads: list[Tensor], grad_scale: Any, found_inf: Any) -> None:
         all_params = batch.local(batch.params)
         if not group["momentum"]:
-            self._launch(group, all_params, grads, None, grad_scale, found_inf, is_first=False)
+            self._launch(group, batch, all_params, grads, None, grad_scale, found_inf, is_first=False)
             return
         buffers = [state.get("momentum_buffer") for state in batch.states]
         fresh = [i for i, buffer in enumerate(buffers) if buffer is None] if type(None) in set(map(type, buffers)) else []
@@ -491,16 +494,18 @@ class SGD(FusedOptimizer):
             columns = all_params, grads, batch.local(buffers)
             if chosen is None or chosen:
                 params, own, state = columns if chosen is None else ([column[i] for i in chosen] for column in columns)
-                self._launch(group, params, own, state, grad_scale, found_inf, is_first=is_first)
+                self._launch(group, batch, params, own, state, grad_scale, found_inf, is_first=is_first)
 
     @staticmethod
-    def _launch(group: dict[str, Any], params: Any, grads: Any, buffers: Any, grad_scale: Any, found_inf: Any, *, is_first: bool) -> None:
-        out = list(zip(params, strict=True)) if buffers is None else list(zip(params, buffers, strict=True))
-        sgd.foreach(
+    def _launch(
+        group: dict[str, Any], batch: _Batch, params: Any, grads: Any, buffers: Any, grad_scale: Any, found_inf: Any, *, is_first: bool
+    ) -> None:
+        arguments = (
             params, grads, buffers, _number(group["lr"]), float(group["momentum"]), float(group["dampening"]),
             _decay(group["weight_decay"]), is_first, group["nesterov"], group["maximize"], grad_scale, found_inf,
-            group["stochastic_rounding"], out=out,
+            group["stochastic_rounding"],
         )  # fmt: skip
+        call_in_place(sgd, arguments, (0,) if buffers is None else (0, 2), batch.repeats)
 
 
 class Lion(FusedOptimizer):
@@ -530,10 +535,11 @@ class Lion(FusedOptimizer):
     def _update(self, group: dict[str, Any], batch: _Batch, grads: list[Tensor], grad_scale: Any, found_inf: Any) -> None:
         params, means = batch.local(batch.params), batch.column("exp_avg")
         beta1, beta2 = map(float, group["betas"])
-        lion.foreach(
+        arguments = (
             params, grads, means, _number(group["lr"]), beta1, beta2, _decay(group["weight_decay"]), group["maximize"], grad_scale,
-            found_inf, group["stochastic_rounding"], out=list(zip(params, means, strict=True)),
+            found_inf, group["stochastic_rounding"],
         )  # fmt: skip
+        call_in_place(lion, arguments, (0, 2), batch.repeats)
 
 
 def _zeros_like(p: Tensor, group: dict[str, Any]) -> Tensor:
