@@ -103,7 +103,7 @@ def _has_launches(device: torch.device) -> bool:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Repeat:
-    """A planned call in place, to be made again for tensors that are ``like`` those it was planned for and for numbers of the same types."""
+    """A planned call in place, to be made again for tensors that are ``like`` those it was planned for, and for numbers of their types."""
 
     like: Callable[[Sequence[Sequence[torch.Tensor]]], bool]
     device: torch.device

@@ -176,7 +176,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             raise RuntimeError(f"{type(self).__name__} of wideload is not differentiable; use that of torch.optim")
         if fused and foreach:
             raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
-        self._batches: dict[int, tuple[Any, list[_Batch]]] = {}
+        self._batches: dict[int, tuple[Any, list[Any], list[_Batch]]] = {}
+        self._seen: tuple[list[Any], list[Any]] | None = None
         self._saved: dict[str, Any] | None = None
         super().__init__(params, {**defaults, "foreach": foreach, "differentiable": differentiable, "fused": fused})
 
@@ -207,6 +208,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if not _is_same(self._seen, (list(self.state), list(self.state.values()))):
+            self._batches.clear()
         for index, group in enumerate(self.param_groups):
             all_grads = list(map(_grad, group["params"]))
             for batch in self._find_batches(index, group, all_grads):
@@ -215,6 +218,8 @@ class FusedOptimizer(torch.optim.Optimizer):
                 self._update(group, batch, grads, self._scaler_value("grad_scale", batch.device), found_inf)
                 if self._counts_steps:
                     _count(batch, found_inf)
+        if self._seen is None:
+            self._seen = list(self.state), list(self.state.values())
         return loss
 
     def _update(self, group: dict[str, Any], batch: _Batch, grads: list[Tensor], grad_scale: Any, found_inf: Any) -> None:
@@ -227,18 +232,14 @@ class FusedOptimizer(torch.optim.Optimizer):
     # ---- lists
 
     def _find_batches(self, index: int, group: dict[str, Any], grads: list[Any]) -> list[_Batch]:
-        """The group's parameters that have a gradient; those of the last step where neither they nor their states are others."""
+        """The group's parameters that have a gradient; those of the last step where neither they nor their step counts are others."""
         missing = tuple(i for i, g in enumerate(grads) if g is None) if type(None) in set(map(type, grads)) else ()
-        known = self._batches.get(index)
-        if known is not None and known[0] == self._batch_key(group, missing) and all(map(_is_same_steps, known[1])):
-            return known[1]
-        batches = self._make_batches(group, missing)
-        self._batches[index] = self._batch_key(group, missing), batches
+        known, key = self._batches.get(index), (missing, self._keeps_state(group))
+        if known is not None and known[0] == key and _is_same((known[1],), (group["params"],)) and all(map(_is_same_steps, known[2])):
+            return known[2]
+        batches, self._seen = self._make_batches(group, missing), None
+        self._batches[index] = key, list(group["params"]), batches
         return batches
-
-    def _batch_key(self, group: dict[str, Any], missing: tuple[int, ...]) -> tuple[Any, ...]:
-        params = group["params"]
-        return missing, self._keeps_state(group), list(map(id, params)), list(map(id, map(self.state.get, params)))
 
     def _keeps_state(self, group: dict[str, Any]) -> bool:
         return True
@@ -295,7 +296,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         before = self.__dict__.get("param_groups", [])
         super().__setstate__(state)
         saved, self._saved = self.__dict__.get("_saved"), None
-        self._batches = {}
+        self._batches, self._seen = {}, None
         for index, group in enumerate(self.param_groups):
             known = before[index] if index < len(before) else self.defaults
             for name, value in self.defaults.items():
@@ -325,6 +326,11 @@ def _part(tensor: Any, p: Any) -> Tensor:
         return tensor  # type: ignore[no-any-return]
     spread = tensor if tensor.placements == p.placements else tensor.redistribute(p.device_mesh, p.placements)
     return spread.to_local()  # type: ignore[no-any-return]
+
+
+def _is_same(known: Sequence[list[Any]] | None, lists: Sequence[list[Any]]) -> bool:
+    """Whether lists hold the very same objects; no hash and no comparison of a tensor, which take longer."""
+    return known is not None and all(len(a) == len(b) and all(map(operator.is_, a, b)) for a, b in zip(known, lists, strict=True))
 
 
 def _is_same_steps(batch: _Batch) -> bool:
