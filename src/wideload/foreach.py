@@ -9,7 +9,7 @@ import contextlib
 import functools
 import itertools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ from wideload.lists import (
     tensors_like,
 )
 from wideload.random import draw_seed
+from wideload.remembered import remember
 from wideload.replay import NodeLayout
 from wideload.sharding import has_shards
 from wideload.structure import map_structure
@@ -48,7 +49,11 @@ from wideload.trace import HostResult, NumberArg, TensorArg, TensorResult, Trace
 if TYPE_CHECKING:
     from wideload.fused import FusedFunction
 
-__all__ = ["Listed", "call_lists", "find_listed"]
+__all__ = ["Listed", "Repeat", "call_in_place", "call_lists", "find_listed"]
+
+_MAX_APART = 8
+"""Sets of addresses of one signature that are known to share no memory: those of gradients come again, as the allocator hands them out."""
+_MAX_REPEATS = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +62,7 @@ class Listed:
 
     ``outputs`` and ``results`` are each item's new tensors and the structure around them; ``slots`` the column of each runtime scalar
     that is a list; ``reduced`` are (item, output) of the values of all elements that launches combine; ``spans`` is how many bytes each
-    tensor reaches, ``apart_at`` the addresses at which they were last found to share none with an output. ``plans`` is ``None`` where all
+    tensor reaches, ``apart_at`` the addresses at which they were lately found to share none with an output. ``plans`` is ``None`` where all
     items are to be called one by one.
     """
 
@@ -69,7 +74,7 @@ class Listed:
     reduced: tuple[tuple[int, int], ...] = ()
     kernels: tuple[ListKernel, ...] = ()
     spans: Words = field(default_factory=lambda: np.empty(0, np.int64))
-    apart_at: Words = field(default_factory=lambda: np.empty(0, np.int64))
+    apart_at: dict[bytes, None] = field(default_factory=dict)
 
 
 def call_lists(f: FusedFunction, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
@@ -82,13 +87,72 @@ def call_lists(f: FusedFunction, args: tuple[Any, ...], kwargs: dict[str, Any], 
         return [f._inline(*lists.at(item), outs[item]) for item in range(lists.length)]
     if not lists.length:
         return [] if out is None else out
+    call = _find_call(f, lists)
+    return _call_each(f, lists) if call is None else call.run()
+
+
+def _find_call(f: FusedFunction, lists: Lists) -> ListedCall | None:
     with _naming(0):
         first = f._bind(*lists.at(0))
-    if first.device.type == "cuda" and not has_shards(first.tensors):
-        call = find_listed(f, lists, first)
-        if call is not None:
-            return call.run()
-    return _call_each(f, lists)
+    return find_listed(f, lists, first) if _has_launches(first.device) and not has_shards(first.tensors) else None
+
+
+def _has_launches(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Repeat:
+    """A planned call in place, to be made again for tensors that are ``like`` those it was planned for, and for numbers of their types."""
+
+    like: Callable[[Sequence[Sequence[torch.Tensor]]], bool]
+    device: torch.device
+    listed: Listed
+    aliases: tuple[int | None, ...]
+
+
+def call_in_place(f: FusedFunction, args: tuple[Any, ...], targets: tuple[int, ...] | int, repeats: dict[Any, Repeat]) -> None:
+    """``f.foreach(*args, out=...)`` where the outputs of each item are its items of the lists at ``targets``; a number: the only output.
+
+    ``repeats`` are the caller's calls of this ``f``: one like an earlier one is not taken apart again, only its addresses and its numbers
+    are read. ``f`` must not ask whether two of its arguments are one tensor: which are may change from call to call.
+    """
+    places = (targets,) if isinstance(targets, int) else targets
+    key = None if torch.compiler.is_dynamo_compiling() else _repeat_key(f, args)
+    columns = [value if is_list(value) else [value] if isinstance(value, torch.Tensor) else None for value in args]
+    outs = [args[place] for place in places]
+    repeat = repeats.get(key)
+    if repeat is not None and repeat.like([column for column in columns if column is not None]):
+        lists = Lists(args, {}, outs, len(outs[0]))
+        ListedCall(f, lists, repeat.device, _numbers(args), repeat.listed, columns, outs, repeat.aliases).run()
+        return
+    out = args[targets] if isinstance(targets, int) else list(zip(*outs, strict=True))
+    call = None
+    if key is not None and len(outs[0]):
+        call = _find_call(f, split_lists(f.__name__, f._parameters(), args, {}, out))
+    if call is None:
+        f.foreach(*args, out=out)
+        return
+    call.run()
+    if call.is_repeatable(args) and (like := tensors_like([column for column in columns if column is not None])) is not None:
+        remember(repeats, key, Repeat(like, call.device, call.listed, call.aliases), _MAX_REPEATS)
+
+
+def _repeat_key(f: FusedFunction, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """All that a plan depends on but the tensors themselves."""
+    return (*map(_kind_of, args), f._captures.read(), torch.get_default_dtype(), torch.is_grad_enabled())
+
+
+def _kind_of(value: Any) -> Any:
+    kind = type(value)
+    return len(value) if is_list(value) else kind if kind in _NUMBERS or isinstance(value, torch.Tensor) else (kind, value)
+
+
+_NUMBERS = (int, float)
+
+
+def _numbers(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(value for value in args if type(value) in _NUMBERS)
 
 
 def _call_each(f: FusedFunction, lists: Lists) -> Any:
@@ -147,21 +211,29 @@ def _leaves(out: Any) -> list[torch.Tensor]:
 class ListedCall:
     """A call whose signature is planned. ``columns`` are the arguments in order, one tensor a member or one for all, then the outputs.
 
-    ``seeds`` are those of the members that draw, launch by launch.
+    ``is_distinct`` says that no item has a tensor twice; ``seeds`` are those of the members that draw, launch by launch.
     """
 
     f: FusedFunction
     lists: Lists
-    first: Any
+    device: torch.device
+    scalars: tuple[Any, ...]
     listed: Listed
     columns: list[Sequence[Any] | None]
     outs: list[Sequence[torch.Tensor]] | None
     aliases: tuple[int | None, ...]
+    is_distinct: bool = True
     seeds: torch.Tensor | None = None
+
+    def is_repeatable(self, args: tuple[Any, ...]) -> bool:
+        """Whether tensors at other addresses and other numbers are all that a call of this plan may have new."""
+        listed, numbers = self.listed, _numbers(args)
+        is_plain = len(numbers) == len(self.scalars) and all(map(operator.is_, numbers, self.scalars))
+        return self.is_distinct and is_plain and not (listed.others or listed.slots or listed.reduced)
 
     def run(self) -> Any:
         """Launch everything; nothing has been written where this raises."""
-        f, lists, listed, device = self.f, self.lists, self.listed, self.first.device
+        f, lists, listed, device = self.f, self.lists, self.listed, self.device
         made, tables = self.fill()
         if lists.out is None:
             self.clear(made)
@@ -177,12 +249,12 @@ class ListedCall:
         for write in staged:
             write()
         assert self.outs is not None
-        torch.autograd.graph.increment_version([tensor for column in self.outs for tensor in column])
+        torch.autograd.graph.increment_version(list(itertools.chain(*self.outs)))
         return lists.out
 
     def fill(self) -> tuple[list[list[torch.Tensor] | None], list[Words]]:
         """New outputs of each item (``None`` for the others), and the tables of the launches. Raises where outputs share memory."""
-        listed, device, length = self.listed, self.first.device, self.lists.length
+        listed, device, length = self.listed, self.device, self.lists.length
         assert listed.plans is not None
         made: list[list[torch.Tensor] | None] = []
         columns: list[Any] = list(self.columns)
@@ -199,7 +271,7 @@ class ListedCall:
             for column, alias in zip(self.outs, self.aliases, strict=True):
                 addresses.append(gather_addresses(column) if alias is None else addresses[alias])
             self._check_apart(addresses)
-        base, by_slot = tuple(self.first.scalars), {slot: columns[column] for slot, column in listed.slots}
+        base, by_slot = self.scalars, {slot: columns[column] for slot, column in listed.slots}
 
         def scalars(item: int) -> tuple[Any, ...]:
             return tuple(by_slot[slot][item] if slot in by_slot else value for slot, value in enumerate(base)) if by_slot else base
@@ -222,7 +294,7 @@ class ListedCall:
             torch._foreach_zero_(found)
 
     def _addresses(self, column: Sequence[Any] | None) -> Words | None:
-        if column is None or not isinstance(column[0], torch.Tensor) or column[0].device != self.first.device:
+        if column is None or not isinstance(column[0], torch.Tensor) or column[0].device != self.device:
             return None
         return gather_addresses(column)
 
@@ -238,7 +310,8 @@ class ListedCall:
         num_inputs, aliased = len(self.columns), set(self.aliases)
         looked_at = [c for c, found in enumerate(addresses) if found is not None and (c >= num_inputs or c not in aliased)]
         starts: Words = np.concatenate([addresses[c] for c in looked_at])
-        if np.array_equal(starts, self.listed.apart_at):
+        apart_at = starts.tobytes()
+        if apart_at in self.listed.apart_at:
             return
         columns = [column or () for column in (*self.columns, *self.outs)]
         if not len(self.listed.spans):
@@ -254,7 +327,7 @@ class ListedCall:
                 for item, tensor in enumerate(columns[c])
             ]
             check_apart(itertools.compress(entries, written), itertools.compress(entries, ~written))
-        self.listed.apart_at = starts
+        remember(self.listed.apart_at, apart_at, None, _MAX_APART)
 
 
 def _spans(tensors: Sequence[torch.Tensor]) -> Words:
@@ -314,7 +387,7 @@ def find_listed(f: FusedFunction, lists: Lists, first: Any) -> ListedCall | None
                 listed.kernels = prepare_lists(listed.plans, device.index)
             f._keep(f._listed, (known, keys), listed)
         f._keep(f._alike, known, (tensors_like(read), listed))
-    return None if listed.plans is None else ListedCall(f, lists, first, listed, columns, outs, aliases)
+    return None if listed.plans is None else ListedCall(f, lists, device, tuple(first.scalars), listed, columns, outs, aliases, not same)
 
 
 def _out_columns(result: Any, out: Any) -> list[Sequence[torch.Tensor]] | None:

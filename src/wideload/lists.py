@@ -172,7 +172,7 @@ class Member:
 class ListPlan:
     """One launch: the members at ``positions`` of the lists, in a table whose static words are in ``template``.
 
-    ``loads`` and ``stores`` are columns, and for loads the bytes behind each tensor's first element.
+    ``loads`` and ``stores`` are columns, and for loads the bytes behind each tensor's first element; ``places`` the words of each entry.
     """
 
     program: Program
@@ -182,6 +182,7 @@ class ListPlan:
     stores: tuple[int, ...]
     sizes: tuple[int, ...]
     template: Words
+    places: tuple[tuple[int, int], ...]
 
     @property
     def name(self) -> str:
@@ -302,8 +303,9 @@ def _plan_part(program: Program, variant: Variant, positions: Sequence[int], mem
     columns = [column for column, *_ in members[0].loads]
     offsets = [np.array([member.loads[k][1] for member in members], np.int64) for k in range(len(columns))]
     return ListPlan(
-        program, variant, np.array(positions, np.intp), tuple(zip(columns, offsets, strict=True)), members[0].stores, sizes, template
-    )
+        program, variant, np.array(positions, np.intp), tuple(zip(columns, offsets, strict=True)), members[0].stores, sizes, template,
+        tuple(words),
+    )  # fmt: skip
 
 
 # ---- running
@@ -342,7 +344,7 @@ def list_arguments(
     """
     program, table, words = plan.program, plan.variant.table, plan.template.copy()
     assert table is not None
-    places = iter(table_words(program, plan.variant))
+    places = iter(plan.places)
     for parameter, access, is_shared, (column, offsets) in zip(
         program.parameters, plan.variant.loads, table.shared_loads, plan.loads, strict=True
     ):

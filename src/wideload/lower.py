@@ -98,6 +98,7 @@ class Statement:
     """``const ctype name = text;`` and the user's line that it comes from.
 
     ``steady`` is a cheaper text that serves where the parameters ``steady_in`` are the same for all elements of a thread.
+    ``num_functions`` is its part of the program's.
     """
 
     name: str
@@ -106,6 +107,7 @@ class Statement:
     at: Location | None
     steady: str = ""
     steady_in: frozenset[str] = frozenset()
+    num_functions: int = 0
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,8 @@ _RESERVED = frozenset(
 """C++'s and CUDA's own words, and the prelude's macros. Functions need no place here: the table's calls begin with ``::``."""
 _KERNELS_OWN = re.compile(
     r"n|i|k|m|d|e|first|lead|pad|phase|slot|column|line|across|along|turn|is_(full|inside|whole|aligned|row)|(column|line)0"
-    r"|(at|rest|size|slots|tiles|multiplier|shift)\d+|\w+_(v|next|r|at|re|im|data|value|span|tile|offset|stride\d+|element)|seed|__\w*"
+    r"|(at|rest|size|slots|tiles|multiplier|shift)\d+|\w+_(v|next|r|once|uniform|at|re|im|data|value|span|tile|offset|stride\d+|element)"
+    r"|seed|__\w*"
     r"|vec|f16|bf16|boolean|complex|e[458]m[023]\w*|(load|store|fill|gather|round|repeat|tile|count|draw)_\w+|widen|narrow_to|convert"
     r"|settled|pack|divide_u\d+|chunks?|lists|phase_of|r|largest|\w+_word|row0?|rows|part_rows|step|columns|end|\w+_sum|add_lanes"
 )
@@ -213,7 +216,8 @@ class _Lowering:
         self._only_stored = _only_stored(expr, stores, self._needed)
         self._limits = self._find_limits()
         self._narrowed = _narrowed_nodes(expr, stores, self._needed)
-        self._cheap = set() if self._eager else self._needed if fast_math else _half_nodes(expr, stores, self._needed)
+        self._cheap = set() if self._eager else set(self._needed) if fast_math else _half_nodes(expr, stores, self._needed)
+        self._cheap -= self._steady_nodes() if fast_math else _correctly_rounded(expr, stores, self._needed)
 
     def run(self) -> Program:
         nodes = self._expr.nodes
@@ -250,26 +254,24 @@ class _Lowering:
             steady_in = self._parameters_of(node.operands[-1]) if isinstance(node, Apply) and steady else None
             name = self._names.take(node.op.name if isinstance(node, Apply) else "cast")
             ctype = scalar_type(node.dtype, "a result").compute
-            steadily = () if steady_in is None else (steady, steady_in)
-            statements.append(Statement(name, ctype, text, node.at, *steadily))
+            steadily = ("", frozenset[str]()) if steady_in is None else (steady, steady_in)
+            num_functions = self._count_functions(number, node) if isinstance(node, Apply) else 0
+            statements.append(Statement(name, ctype, text, node.at, *steadily, num_functions))
             self._values[number] = name
         results = tuple(self._result(position, store) for position, store in enumerate(self._stores))
         applied = list(self._needed_in_order((Apply,)))
-        num_functions = sum(map(self._count_functions, applied))
         return Program(
             self._expr.name,
             tuple(parameters.values()),
             tuple(scalars),
             tuple(statements),
             results,
-            num_functions,
+            sum(statement.num_functions for statement in statements),
             any(_is_function(self._expr.nodes[number]) for number in applied),
             tuple(positions.values()),
         )
 
-    def _count_functions(self, number: int) -> int:
-        node = self._expr.nodes[number]
-        assert isinstance(node, Apply)
+    def _count_functions(self, number: int, node: Apply) -> int:
         is_cheap = number in self._cheap and node.op.half is not None
         if is_cheap or not _is_function(node):
             return 0
@@ -353,6 +355,9 @@ class _Lowering:
             if readers == [number] and not is_stored and [bound.value for bound in bounds if isinstance(bound, Const)] == [-top, top]:
                 found[number] = node.operand
         return found
+
+    def _steady_nodes(self) -> set[int]:
+        return {number for number in self._narrowed if isinstance(node := self._expr.nodes[number], Apply) and node.op.steady}
 
     def _cast(self, number: int, node: Cast) -> str:
         if number in self._limits:
@@ -443,6 +448,19 @@ def _half_nodes(expr: Expr, stores: tuple[Store, ...], needed: set[int]) -> set[
         lambda node: isinstance(node, Cast) and is_rounded(node.dtype),
         lambda node: isinstance(node, Load | Number | Const) or node.dtype.is_floating_point,
     )
+
+
+_ARITHMETIC = frozenset("add add_alpha sub sub_alpha mul div div_number rdiv reciprocal square sqrt rsqrt addcmul addcdiv lerp".split())
+"""Ops that round what they make of a number: of its last bits nothing can be told from their results."""
+
+
+def _correctly_rounded(expr: Expr, stores: tuple[Store, ...], needed: set[int]) -> set[int]:
+    """Nodes of ops that are correctly rounded, where that can be told: they are stored, or read by anything but arithmetic."""
+    told = {store.node for store in stores}
+    for node in map(expr.nodes.__getitem__, needed):
+        if not (isinstance(node, Apply) and node.op.name in _ARITHMETIC):
+            told.update(_operands(node))
+    return {number for number in told if isinstance(node := expr.nodes[number], Apply) and not any(node.op.ulp)}
 
 
 def _nodes_ending(

@@ -38,7 +38,8 @@ class Op:
     ``torch`` takes the operands in order (tensors or Python numbers): it is asked for the result's dtype, and it computes
     on CPU tensors. ``cuda`` is a C++ expression per kind, on ``{operand}`` values of the compute type: the kind is that of the
     type the operands are brought to. Its calls begin with ``::``, so that no local name of the kernel hides them. ``half``
-    replaces it where only fp16 or bf16 results flow from the op: cheaper, and still within 1 unit in the last place of those.
+    replaces it where only fp16 or bf16 results flow from the op: cheaper, and still within 1 unit in the last place of those. Of an op that
+    is correctly rounded it does so only where other arithmetic takes the result: what is stored itself stays correctly rounded.
     ``eager`` replaces it under ``numerics="eager"``, where ATen's kernel computes another, less exact expression; there
     ``{round}`` stands for the rounding to the result's dtype (nothing for fp32 and fp64).
 
@@ -303,7 +304,14 @@ _op(
     complex="{input} * {input}",
     integer="::wrap_mul({input}, {input})",
 )
-_op("reciprocal", "input", torch.reciprocal, floating="1 / {input}", complex="::complex_reciprocal({input})")
+_op(
+    "reciprocal",
+    "input",
+    torch.reciprocal,
+    floating="1 / {input}",
+    complex="::complex_reciprocal({input})",
+    half="::div_full(1.0f, {input})",
+)
 _row("clone", "input", torch.clone, complex="{input}", every="{input}", keeps_format=True)
 _FORMATS: dict[torch.memory_format, tuple[str, int | None]] = {
     torch.contiguous_format: ("contiguous", None),
@@ -387,6 +395,7 @@ _row(
     torch.div,
     floating="{input} / {other}",
     complex="::complex_divide({input}, {other})",
+    half="::div_full({input}, {other})",
     steady="::divide_steady({input}, {other})",
 )
 _row(
@@ -412,6 +421,7 @@ _row(
     lambda input, number: number / input,
     floating="{number} / {input}",
     complex="::complex_divide({number}, {input})",
+    half="::div_full({number}, {input})",
     eager="{round}(1 / {input}) * {number}",
     reference=_divide_number,
 )
@@ -664,7 +674,6 @@ for _names, _ulp in (
     ("log2", (1, 1)),
     ("log10", (2, 1)),
     ("log1p", (1, 1)),
-    ("sqrt", (0, 0)),
     ("rsqrt", (2, 1)),
     ("asin arcsin", (2, 2)),
     ("acos arccos", (2, 2)),
@@ -680,6 +689,7 @@ for _names, _ulp in (
     _name = _names.split()[0]
     _complex = None if _name in _REAL_ALONE else f"::complex_{_name}({{input}})"
     _op(_names, "input", getattr(torch, _name), floating=f"::{_name}({{input}})", complex=_complex, ulp=_ulp)
+_op("sqrt", "input", torch.sqrt, floating="::sqrt({input})", complex="::complex_sqrt({input})", half="::sqrt_approx({input})")
 for _name, _ulp in (("sin", (2, 2)), ("cos", (2, 2)), ("tan", (4, 2))):
     _op(
         _name,

@@ -9,7 +9,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, ClassVar
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from wideload.errors import DtypeError, OverlapError
+from wideload.foreach import Repeat, call_in_place
 from wideload.fused import fuse
 
 __all__ = ["EMA", "SGD", "Adam", "AdamW", "Lion"]
@@ -146,6 +147,7 @@ class _Batch:
     steps: list[Tensor]
     counts: Tensor
     has_shards: bool
+    repeats: dict[Any, Repeat] = field(default_factory=dict)
 
     def local(self, tensors: list[Any]) -> list[Tensor]:
         """The parts on this device of parameters, or of their gradients or states."""
@@ -174,7 +176,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             raise RuntimeError(f"{type(self).__name__} of wideload is not differentiable; use that of torch.optim")
         if fused and foreach:
             raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
-        self._batches: dict[int, tuple[Any, list[_Batch]]] = {}
+        self._batches: dict[int, tuple[Any, list[Any], list[_Batch]]] = {}
+        self._seen: tuple[list[Any], list[Any]] | None = None
         self._saved: dict[str, Any] | None = None
         super().__init__(params, {**defaults, "foreach": foreach, "differentiable": differentiable, "fused": fused})
 
@@ -205,6 +208,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if not _is_same(self._seen, (list(self.state), list(self.state.values()))):
+            self._batches.clear()
         for index, group in enumerate(self.param_groups):
             all_grads = list(map(_grad, group["params"]))
             for batch in self._find_batches(index, group, all_grads):
@@ -213,6 +218,8 @@ class FusedOptimizer(torch.optim.Optimizer):
                 self._update(group, batch, grads, self._scaler_value("grad_scale", batch.device), found_inf)
                 if self._counts_steps:
                     _count(batch, found_inf)
+        if self._seen is None:
+            self._seen = list(self.state), list(self.state.values())
         return loss
 
     def _update(self, group: dict[str, Any], batch: _Batch, grads: list[Tensor], grad_scale: Any, found_inf: Any) -> None:
@@ -225,18 +232,14 @@ class FusedOptimizer(torch.optim.Optimizer):
     # ---- lists
 
     def _find_batches(self, index: int, group: dict[str, Any], grads: list[Any]) -> list[_Batch]:
-        """The group's parameters that have a gradient; those of the last step where neither they nor their states are others."""
+        """The group's parameters that have a gradient; those of the last step where neither they nor their step counts are others."""
         missing = tuple(i for i, g in enumerate(grads) if g is None) if type(None) in set(map(type, grads)) else ()
-        known = self._batches.get(index)
-        if known is not None and known[0] == self._batch_key(group, missing) and all(map(_is_same_steps, known[1])):
-            return known[1]
-        batches = self._make_batches(group, missing)
-        self._batches[index] = self._batch_key(group, missing), batches
+        known, key = self._batches.get(index), (missing, self._keeps_state(group))
+        if known is not None and known[0] == key and _is_same((known[1],), (group["params"],)) and all(map(_is_same_steps, known[2])):
+            return known[2]
+        batches, self._seen = self._make_batches(group, missing), None
+        self._batches[index] = key, list(group["params"]), batches
         return batches
-
-    def _batch_key(self, group: dict[str, Any], missing: tuple[int, ...]) -> tuple[Any, ...]:
-        params = group["params"]
-        return missing, self._keeps_state(group), list(map(id, params)), list(map(id, map(self.state.get, params)))
 
     def _keeps_state(self, group: dict[str, Any]) -> bool:
         return True
@@ -293,7 +296,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         before = self.__dict__.get("param_groups", [])
         super().__setstate__(state)
         saved, self._saved = self.__dict__.get("_saved"), None
-        self._batches = {}
+        self._batches, self._seen = {}, None
         for index, group in enumerate(self.param_groups):
             known = before[index] if index < len(before) else self.defaults
             for name, value in self.defaults.items():
@@ -323,6 +326,11 @@ def _part(tensor: Any, p: Any) -> Tensor:
         return tensor  # type: ignore[no-any-return]
     spread = tensor if tensor.placements == p.placements else tensor.redistribute(p.device_mesh, p.placements)
     return spread.to_local()  # type: ignore[no-any-return]
+
+
+def _is_same(known: Sequence[list[Any]] | None, lists: Sequence[list[Any]]) -> bool:
+    """Whether lists hold the very same objects; no hash and no comparison of a tensor, which take longer."""
+    return known is not None and all(len(a) == len(b) and all(map(operator.is_, a, b)) for a, b in zip(known, lists, strict=True))
 
 
 def _is_same_steps(batch: _Batch) -> bool:
@@ -417,11 +425,12 @@ class Adam(FusedOptimizer):
         names = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group["amsgrad"] else [])]
         params, state = batch.local(batch.params), list(map(batch.column, names))
         (beta1, beta2), v_max = map(float, group["betas"]), state[2] if group["amsgrad"] else None
-        adam.foreach(
+        arguments = (
             params, grads, state[0], state[1], v_max, batch.steps, _number(group["lr"]), beta1, beta2, _log(beta1), _log(beta2),
             float(group["eps"]), _decay(group["weight_decay"]), group["decoupled_weight_decay"], group["maximize"], grad_scale, found_inf,
-            group["stochastic_rounding"], out=list(zip(params, *state, strict=True)),
+            group["stochastic_rounding"],
         )  # fmt: skip
+        call_in_place(adam, arguments, (0, 2, 3) if v_max is None else (0, 2, 3, 4), batch.repeats)
 
 
 class AdamW(Adam):
@@ -480,7 +489,7 @@ class SGD(FusedOptimizer):
     def _update(self, group: dict[str, Any], batch: _Batch, grads: list[Tensor], grad_scale: Any, found_inf: Any) -> None:
         all_params = batch.local(batch.params)
         if not group["momentum"]:
-            self._launch(group, all_params, grads, None, grad_scale, found_inf, is_first=False)
+            self._launch(group, batch, all_params, grads, None, grad_scale, found_inf, is_first=False)
             return
         buffers = [state.get("momentum_buffer") for state in batch.states]
         fresh = [i for i, buffer in enumerate(buffers) if buffer is None] if type(None) in set(map(type, buffers)) else []
@@ -491,16 +500,18 @@ class SGD(FusedOptimizer):
             columns = all_params, grads, batch.local(buffers)
             if chosen is None or chosen:
                 params, own, state = columns if chosen is None else ([column[i] for i in chosen] for column in columns)
-                self._launch(group, params, own, state, grad_scale, found_inf, is_first=is_first)
+                self._launch(group, batch, params, own, state, grad_scale, found_inf, is_first=is_first)
 
     @staticmethod
-    def _launch(group: dict[str, Any], params: Any, grads: Any, buffers: Any, grad_scale: Any, found_inf: Any, *, is_first: bool) -> None:
-        out = list(zip(params, strict=True)) if buffers is None else list(zip(params, buffers, strict=True))
-        sgd.foreach(
+    def _launch(
+        group: dict[str, Any], batch: _Batch, params: Any, grads: Any, buffers: Any, grad_scale: Any, found_inf: Any, *, is_first: bool
+    ) -> None:
+        arguments = (
             params, grads, buffers, _number(group["lr"]), float(group["momentum"]), float(group["dampening"]),
             _decay(group["weight_decay"]), is_first, group["nesterov"], group["maximize"], grad_scale, found_inf,
-            group["stochastic_rounding"], out=out,
+            group["stochastic_rounding"],
         )  # fmt: skip
+        call_in_place(sgd, arguments, (0,) if buffers is None else (0, 2), batch.repeats)
 
 
 class Lion(FusedOptimizer):
@@ -530,10 +541,11 @@ class Lion(FusedOptimizer):
     def _update(self, group: dict[str, Any], batch: _Batch, grads: list[Tensor], grad_scale: Any, found_inf: Any) -> None:
         params, means = batch.local(batch.params), batch.column("exp_avg")
         beta1, beta2 = map(float, group["betas"])
-        lion.foreach(
+        arguments = (
             params, grads, means, _number(group["lr"]), beta1, beta2, _decay(group["weight_decay"]), group["maximize"], grad_scale,
-            found_inf, group["stochastic_rounding"], out=list(zip(params, means, strict=True)),
+            found_inf, group["stochastic_rounding"],
         )  # fmt: skip
+        call_in_place(lion, arguments, (0, 2), batch.repeats)
 
 
 def _zeros_like(p: Tensor, group: dict[str, Any]) -> Tensor:

@@ -204,6 +204,14 @@ float ex2_approx(float x)
 float ex2_approx_ftz(float x) { return flush(ex2_approx(flush(x))); }
 // rcp.approx.ftz.f32: 1 ulp.
 float rcp_approx(float x) { return flush(within_ulp(1.0 / flush(x), 1, x)); }
+// div.full.f32: 2 ulp over the full range; subnormal numbers are kept.
+float div_full(float a, float b) { return within_ulp((double)a / b, 2, a, b); }
+// sqrt.approx.f32: 2^-23, relative, over the full range; subnormal numbers are kept.
+float sqrt_approx(float x)
+{
+    const double exact = std::sqrt((double)x);
+    return within_absolute(exact, 0x1p-23 * exact, x);
+}
 // lg2.approx.ftz.f32: 2^-22, absolute between 0.5 and 2, relative elsewhere.
 float lg2_approx(float x)
 {

@@ -148,6 +148,8 @@ float ex2_approx(float);  // ex2.approx.f32
 float ex2_approx_ftz(float);  // ex2.approx.ftz.f32
 float lg2_approx(float);  // lg2.approx.ftz.f32
 float rcp_approx(float);  // rcp.approx.ftz.f32
+float div_full(float, float);  // div.full.f32
+float sqrt_approx(float);  // sqrt.approx.f32
 
 // Correctly rounded.
 inline float __fadd_rn(float x, float y) { return x + y; }

@@ -105,11 +105,18 @@ KERNELS: dict[str, Callable[[], Any]] = {
 }
 
 
+@wl.fuse
+def adapt(p: Any, mean: Any, square: Any, steps: Any, rate: float, log_beta: float) -> Any:
+    correction = -(steps * log_beta).expm1()
+    return p - rate / correction * mean / (square.sqrt() + 1e-8)
+
+
 LISTED = [torch.zeros(8, dtype=bf16)]
 LISTS: dict[str, tuple[wl.FusedFunction, tuple[Any, ...], Any]] = {
     "foreach_several_results": (moments, ([torch.zeros(8)], [torch.zeros(8)], [torch.zeros(8)], 0.9), None),
     "foreach_side_results": (scaled_with_amax, ([torch.zeros(8, dtype=bf16)], 2.0), None),
     "foreach_in_place": (noisy_decay, (LISTED, [torch.zeros(8, dtype=bf16)], 0.01), LISTED),
+    "foreach_uniform": (adapt, (*([torch.zeros(8, dtype=bf16)] for _ in range(3)), [torch.tensor(1.0)], 0.01, -0.1), None),
     "foreach_each_number": (shifted_gelu, ([torch.zeros(8, dtype=bf16)], [torch.tensor(1.0)], [2.0]), None),
 }
 

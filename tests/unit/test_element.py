@@ -9,8 +9,11 @@ import pytest
 import torch
 
 import wideload as wl
-from tests.emulator.emulated import run_emulated
+from tests.emulator.emulated import run_emulated, run_lists_emulated
+from wideload.emit.kernel import emit_kernel
+from wideload.foreach import find_listed
 from wideload.fused import FusedFunction
+from wideload.lists import split_lists
 
 
 def many_functions(x: Any) -> Any:
@@ -62,3 +65,57 @@ def test_a_called_one_computes_the_same() -> None:
     got, want = run_emulated(f, x).int(), f.reference(x).int()
     assert int((got - want).abs().max()) <= 1  # a step where a sum lies next to a whole number
     assert qualifier(f, x) == "FUNCTION"
+
+
+# ---- what is the same for a block
+
+
+def texts_of(function: Callable[..., Any], *args: Any) -> tuple[str, str]:
+    """The element function of lists, and what a block computes once; the latter is empty where a thread computes all."""
+    f = wl.fuse(function, name="f")
+    lists = split_lists("f", (), args, {}, None)
+    call = find_listed(f, lists, f._bind(*lists.at(0)))
+    assert call is not None
+    assert call.listed.plans
+    (plan,) = call.listed.plans
+    source = emit_kernel(plan.program, plan.variant)
+    element, _, once = source[source.index("void f_element(") : source.index("struct f_lists_data")].partition("void f_uniform(")
+    assert ("__syncthreads" in source) is bool(once)
+    return element, once
+
+
+def test_a_block_computes_once_what_its_elements_share() -> None:
+    xs, steps = [torch.ones(8), torch.ones(9)], [torch.tensor(1.0), torch.tensor(2.0)]
+    element, once = texts_of(lambda x, s, k: x * ((s + 1) * k).exp() + s, xs, steps, 0.5)
+    assert ("::exp" in once, "::exp" in element) == (True, False)
+    assert once.count("_once = ") == 1  # neither the sum, which the exponential alone reads, nor the operand
+    assert "const float exp" in element[: element.index("{")]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, s: x * (s + 1) / s,  # no function
+        lambda x, s: (x * s).exp(),  # of each element
+        lambda x, s: x * (s + wl.linear_index() * x).exp(),
+        lambda x, s: x + torch.complex(s, s).exp().abs(),  # complex numbers need a constructor, which shared memory does not run
+    ],
+)
+def test_threads_compute_what_is_cheap_or_their_own(function: Callable[..., Any]) -> None:
+    _, once = texts_of(function, [torch.ones(8)], [torch.tensor(1.0)])
+    assert not once
+
+
+def test_names_that_an_expression_shares_with_functions_are_no_operands() -> None:
+    """``exp`` is a function, a value made by it, and the kernel."""
+
+    def exp(x: Any, s: Any, log: float) -> Any:
+        sqrt = (s * log).exp()
+        return x * sqrt.sqrt(), x + sqrt.exp()
+
+    f, xs, ss = wl.fuse(exp), [torch.ones(5000), torch.rand(3)], [torch.tensor(2.0), torch.tensor(3.0)]
+    got, launches = run_lists_emulated(f, xs, ss, 0.5)
+    assert launches == 1
+    for results, x, s in zip(got, xs, ss, strict=True):
+        for result, want in zip(results, exp(x, s, 0.5), strict=True):
+            torch.testing.assert_close(result, want)

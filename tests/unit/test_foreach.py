@@ -10,7 +10,7 @@ import torch
 
 import wideload as wl
 from wideload import foreach as foreach_module
-from wideload.foreach import find_listed
+from wideload.foreach import call_in_place, find_listed
 from wideload.lists import list_arguments, split_lists
 
 f32, i8 = torch.float32, torch.int8
@@ -165,6 +165,114 @@ def test_memory_is_looked_at_again_when_addresses_change(launched: list[int]) ->
     halves = [whole[:4], whole[4:8]]
     find(plus_one, halves, out=[h.view(4) for h in halves]).run()
     assert len(launched) == 4
+
+
+# ---- calls in place that are made again
+
+UNIT = 2.0
+
+
+@wl.fuse
+def moved(x: Any, g: Any, rate: Any, scale: Any, is_up: bool) -> Any:
+    y = x + rate * g * UNIT if is_up else x - rate * g * UNIT
+    return (y if scale is None else y * scale,)
+
+
+class Steps:
+    """Calls in place that would go to a GPU: how many were planned, and the words of the tables of the last."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_planned, self.repeats = 0, dict[Any, Any]()
+        self.tables: list[list[int]] = []
+        monkeypatch.setattr(foreach_module, "_has_launches", lambda device: True)
+        monkeypatch.setattr(foreach_module, "find_listed", self.find)
+        monkeypatch.setattr(foreach_module, "run_lists", self.run)
+
+    def find(self, *args: Any) -> Any:
+        self.num_planned += 1
+        return find_listed(*args)
+
+    def run(self, kernels: Any, device: Any, tables: Any) -> None:
+        self.tables = [table.tolist() for table in tables]
+
+    def step(self, *args: Any, f: wl.FusedFunction = moved, targets: Any = (0,)) -> bool:
+        """Whether the call was planned."""
+        before = self.num_planned
+        call_in_place(f, args, targets, self.repeats)
+        assert self.tables
+        return self.num_planned > before
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
+    return Steps(monkeypatch)
+
+
+def test_a_call_in_place_is_planned_once_for_new_addresses_and_numbers(steps: Steps) -> None:
+    xs = [torch.ones(3), torch.ones(2, 2)]
+    assert steps.step(xs, [torch.ones(3), torch.ones(2, 2)], 0.5, None, True)
+    for rate in (0.25, -0.0):
+        gs, versions = [torch.ones(3), torch.ones(2, 2)], [x._version for x in xs]
+        assert not steps.step(xs, gs, rate, None, True)
+        assert [x._version for x in xs] == [version + 1 for version in versions]
+        (table,), call = steps.tables, find(moved, xs, gs, rate, None, True, out=[(x,) for x in xs])
+        assert [table] == [words.tolist() for words in call.fill()[1]]
+        assert {t.data_ptr() for t in (*xs, *gs)} <= set(table)
+    assert not steps.step([torch.ones(3), torch.ones(2, 2)], gs, 0.5, None, True)
+
+
+def test_a_call_in_place_of_another_kind_is_planned(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    xs, gs, scale = [torch.ones(4), torch.ones(2, 2)], [torch.ones(4), torch.ones(2, 2)], torch.tensor(2.0)
+    assert steps.step(xs, gs, 0.5, None, True)
+    others: list[tuple[Any, ...]] = [
+        (xs, [gs[0], gs[1].bfloat16()], 0.5, None, True),
+        (xs, [gs[0], torch.ones(4, 4)[::2, ::2]], 0.5, None, True),
+        (xs[:1], gs[:1], 0.5, None, True),
+        (xs, gs, 1, None, True),
+        (xs, gs, scale, None, True),
+        (xs, gs, 0.5, scale, True),
+        (xs, gs, 0.5, None, False),
+        (tuple(x.double() for x in xs), gs, 0.5, None, True),
+    ]
+    for args in others:
+        assert steps.step(*args)
+    assert steps.step(xs, gs, 0.25, None, True)  # of calls that differ in tensors alone, the last is kept
+    assert not steps.step(xs, gs, 0.5, None, True)
+    assert not steps.step(xs, gs, 0.5, scale + 1, True)
+    resized = [torch.ones(4), torch.ones(2, 2)]
+    resized[0].data = torch.ones(3)
+    with pytest.raises(wl.LayoutError):
+        steps.step(resized, gs, 0.5, None, True)
+    monkeypatch.setitem(moved.__wrapped__.__globals__, "UNIT", 3.0)
+    assert steps.step(xs, gs, 0.5, None, True)
+
+
+def test_memory_is_looked_at_in_calls_that_are_made_again(steps: Steps) -> None:
+    whole, gs = torch.zeros(16), [torch.ones(4), torch.ones(4)]
+    assert steps.step([whole[:4], whole[4:8]], gs, 0.5, None, True)
+    assert not steps.step([whole[4:8], whole[8:12]], gs, 0.5, None, True)
+    steps.tables = []
+    with pytest.raises(wl.OverlapError):
+        steps.step([whole[4:8], whole[6:10]], gs, 0.5, None, True)
+    with pytest.raises(wl.OverlapError):
+        steps.step([whole[:4], whole[4:8]], [whole[4:8], gs[1]], 0.5, None, True)
+    assert not steps.tables
+
+
+def test_what_is_not_made_again(steps: Steps) -> None:
+    xs = [torch.ones(4), torch.ones(2, 2)]
+    for _ in range(2):
+        assert steps.step(xs, xs, 0.5, None, True)  # one operand, which others are not
+        assert steps.step(xs, [torch.ones(4), torch.ones(2, 2)], [0.5, 0.25], None, True)  # a number each
+    assert not steps.repeats
+
+
+def test_a_call_in_place_on_the_cpu_is_that_of_its_items() -> None:
+    xs, gs = [torch.ones(3), torch.ones(2)], [torch.ones(3), torch.full((2,), 2.0)]
+    call_in_place(moved, (xs, gs, 0.5, None, True), (0,), {})
+    assert [x.tolist() for x in xs] == [[2.0] * 3, [3.0] * 2]
+    call_in_place(plus_one, (xs,), 0, {})
+    assert [x.tolist() for x in xs] == [[3.0] * 3, [4.0] * 2]
 
 
 # ---- what was planned for one call and is taken for another

@@ -212,6 +212,54 @@ def test_the_cheap_formula_is_used_where_only_halves_flow(
     assert (CHEAP in fast) == (f64 not in dtypes)
 
 
+QUOTIENT, QUOTIENT_ROUNDED = "::div_full(x, y)", "x / y"
+INNER: list[tuple[str, Callable[..., Any], torch.dtype, bool]] = [
+    ("read by arithmetic", lambda x, y: x - x / y, bf16, True),
+    ("by more of it", lambda x, y: (x / y).sqrt() * (x / y) + 1, f16, True),
+    ("and rounded by hand", lambda x, y: (x.float() / y.float() + 1).to(bf16), bf16, True),
+    ("in fp32", lambda x, y: x - x / y, f32, False),
+    ("of a result that is wide", lambda x, y: x - (x / y).float(), bf16, False),
+    ("stored", lambda x, y: x / y, bf16, False),
+    ("stored, and read", lambda x, y: (x / y, x / y + 1), bf16, False),
+    ("converted", lambda x, y: (x.float() / y.float()).to(bf16), bf16, False),
+    ("its sign changed", lambda x, y: -(x / y), bf16, False),
+    ("limited", lambda x, y: (x / y).clamp(0, 1), bf16, False),
+    ("chosen", lambda x, y: torch.where(x > 0, x / y, x), bf16, False),
+    ("compared", lambda x, y: torch.where(x / y > 1, x, y), bf16, False),
+    ("rounded to a whole number", lambda x, y: x - (x / y).floor() * y, bf16, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("function", "dtype", "is_cheap"), [case[1:] for case in INNER], ids=[case[0] for case in INNER])
+def test_what_is_correctly_rounded_is_cheap_only_within_an_expression(
+    function: Callable[..., Any], dtype: torch.dtype, is_cheap: bool
+) -> None:
+    def joined(**options: Any) -> str:
+        return "\n".join(text(lower(function, dtype, dtype, **options))).replace("cast_2", "y").replace("cast", "x")
+
+    fused, eager, fast = joined(), joined(numerics="eager"), joined(fast_math=True)
+    assert (QUOTIENT in fused, QUOTIENT_ROUNDED in fused) == (is_cheap, not is_cheap)
+    assert QUOTIENT not in eager
+    assert QUOTIENT in fast
+
+
+def test_roots_and_reciprocals_within_an_expression_are_cheap() -> None:
+    assert text(lower(lambda x: x.sqrt() + x.reciprocal() + 2 / x, bf16))[:4:2] == [
+        "float sqrt = ::sqrt_approx(x)",
+        "float add = sqrt + reciprocal",
+    ]
+    assert text(lower(lambda x: x.sqrt(), bf16)) == ["float sqrt = ::sqrt(x)", "out: bf16 = sqrt"]
+    assert text(lower(lambda x: x.reciprocal() + 2 / x, bf16))[:2] == [
+        "float reciprocal = ::div_full(1.0f, x)",
+        "float rdiv = ::div_full(2.0f, x)",
+    ]
+
+
+def test_fast_math_leaves_the_quotients_that_are_rounded_to_a_narrow_type() -> None:
+    quantized = lambda x, s: (x / s).round().clamp(-128, 127).to(torch.int8)  # noqa: E731
+    assert lower(quantized, f32, f32, fast_math=True).statements[0].text == "x / s"
+
+
 def test_out_decides_too() -> None:
     """A half stored as fp32 was rounded to the half first; an fp32 result stored as a half is rounded to it."""
     assert CHEAP in lower(lambda x: x.exp(), bf16, out=f32).statements[0].text

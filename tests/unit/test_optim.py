@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import wideload as wl
+from wideload import foreach as foreach_module
 from wideload import fused as fused_module
 from wideload.foreach import find_listed
 from wideload.lists import split_lists
@@ -746,3 +747,60 @@ def test_a_parameter_given_twice_is_named(kind: Any) -> None:
         pytest.raises(wl.OverlapError, match="parameters 0 and 2 of the group are one tensor"),
     ):
         kind([p, q, p], lr=0.1)
+
+
+def test_a_step_on_a_gpu_takes_what_lies_there_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a recorder in the place of the driver: whatever is replaced between steps, tables point at what is there."""
+    tables: list[list[int]] = []
+    monkeypatch.setattr(foreach_module, "_has_launches", lambda device: True)
+    monkeypatch.setattr(foreach_module, "run_lists", lambda kernels, device, found: tables.extend(table.tolist() for table in found))
+    num_planned = 0
+
+    def plan(*args: Any) -> Any:
+        nonlocal num_planned
+        num_planned += 1
+        return find_listed(*args)
+
+    monkeypatch.setattr(foreach_module, "find_listed", plan)
+    first, second, third = mine = parameters(f32, ((40, 25), (7,), (3,)))
+    optimizer = wl.optim.AdamW([{"params": [first, second]}, {"params": [third], "lr": 0.1}])
+    kept: list[Any] = []  # so that no address is taken again
+
+    def replace_moment() -> None:
+        optimizer.state[first]["exp_avg"] = optimizer.state[first]["exp_avg"].clone()
+
+    def replace_state() -> None:
+        optimizer.state[second] = {name: value.clone() for name, value in optimizer.state[second].items()}
+
+    def replace_data() -> None:
+        first.data = first.data.clone()
+
+    def replace_count() -> None:
+        optimizer.state[third]["step"] = torch.tensor(7.0)
+
+    def widen() -> None:
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(4))]})
+        mine.append(optimizer.param_groups[2]["params"][0])
+
+    nothing = lambda: None  # noqa: E731
+    changes = [(nothing, 2), (nothing, 0), (replace_moment, 0), (replace_data, 0), (replace_state, 2), (replace_count, 1), (widen, 1)]
+    for change, plans in changes:
+        kept.append([(p.data, dict(optimizer.state[p]), p.grad) for p in mine] if optimizer.state else None)
+        change()
+        give(mine, len(kept))
+        tables.clear()
+        before, counts = num_planned, {p: float(optimizer.state[p]["step"]) for p in mine if p in optimizer.state}
+        optimizer.step()
+        assert num_planned - before == plans, change
+        words = {word for table in tables for word in table}
+        for p in mine:
+            state = optimizer.state[p]
+            wanted = {t.data_ptr() for t in (p, p.grad, state["exp_avg"], state["exp_avg_sq"], state["step"])}
+            assert wanted <= words, change
+            assert state["step"] == counts.get(p, 0) + 1
+    give(mine, 0)
+    first.grad = None
+    tables.clear()
+    optimizer.step()
+    assert first.data_ptr() not in {word for table in tables for word in table}
+    assert optimizer.state[second]["step"] == optimizer.state[first]["step"] + 1

@@ -299,11 +299,12 @@ def test_the_command_passes_what_is_right(tmp_path: Path) -> None:
 def test_kernels_are_tried_by_the_emulator(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     arguments = ["--device", "emulator", "--stride", STRIDE, "--pairs", "20000", "--dtypes", "f32", "--json", str(path)]
-    for only in ("exp", "hypot"):
+    for only in ("exp", "hypot", "div", "sqrt"):
         assert main([*arguments, "--only", only, "--resume", str(path)]) == WITHIN
     assert [(r.op, r.mode) for r in read_report(path)[1]] == [
-        *(("exp", mode) for mode in ("fused", "eager", "fast_math")),
+        *((op, mode) for op in ("div", "exp") for mode in ("fused", "eager", "fast_math")),
         *(("hypot", mode) for mode in ("fused", "eager")),
+        *(("sqrt", mode) for mode in ("fused", "eager", "fast_math")),
     ]
 
 

@@ -3,12 +3,16 @@
 
 #define FUNCTION static __device__ __noinline__
 
-// PTX: 2^x, its subnormal results kept, for which CUDA has no function; 1/x and log2(x) of a normal x whose result is normal.
+// PTX: 2^x, its subnormal results kept, for which CUDA has no function; 1/x and log2(x) of a normal x whose result is normal; a quotient
+// of any two numbers, of 8 instructions where the rounded one takes 14 and a call for the rest (div.approx has 5, and makes zeros of
+// quotients by more than 2^126); the root of any number.
 #ifdef __CUDACC__
 DEVICE float ex2_approx(float x) { float y; asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 DEVICE float ex2_approx_ftz(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 DEVICE float rcp_approx(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 DEVICE float lg2_approx(float x) { float y; asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+DEVICE float div_full(float a, float b) { float y; asm("div.full.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b)); return y; }
+DEVICE float sqrt_approx(float x) { float y; asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 #endif
 
 template <class T> DEVICE T wrap_add(T a, T b) { return (T)((unsigned long long)a + (unsigned long long)b); }
