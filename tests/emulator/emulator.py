@@ -75,6 +75,8 @@ _KERNEL = re.compile(
 )
 _FIBER_WARNING = "ASan doesn't fully support makecontext/swapcontext"  # the runtime tells it of every switch
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_SHARED_ALIGNMENT = re.compile(r"\balignas\(128\)(?=\s+__shared__)")
+"""Nothing that is more strictly aligned than 64 bytes gets a red zone behind it (GCC's asan.cc, asan_protect_global)."""
 _FRAME = re.compile(r"kernel\.cu:(\d+)")
 _FAULT_ADDRESS = re.compile(r"on (?:unknown )?address (0x[0-9a-f]+)")
 
@@ -158,7 +160,7 @@ def build(source: str, *, sanitize: bool = True) -> Program:
         raise EmulatorError('no kernel in the source: extern "C" __global__ void NAME(...) is what is looked for')
     has_barrier = "true" if "__syncthreads" in code else "false"
     rows = ", ".join(f"EMULATOR_KERNEL({name}, {has_barrier})" for name in kernels)
-    text = f"{source}\nEMULATOR_TABLE({rows})\n"
+    text = f"{_SHARED_ALIGNMENT.sub('alignas(64)', source)}\nEMULATOR_TABLE({rows})\n"
     flags = (*_KERNEL_FLAGS, "-O1", *_SANITIZERS) if sanitize else (*_KERNEL_FLAGS, "-O2")
     shim = (_HERE / "shim.h").read_text()
     folder = _cache_folder(text, shim, *flags)

@@ -122,6 +122,7 @@ FAULTS = {
     "integer division by zero": ("out[0] = 5 / (n - 7);", "division by zero", ""),
     "cast out of range": ("out[0] = (int)(n * 1e9);", "is outside the range of representable values", ""),
     "local array": ("int a[4] = {}; a[n] = 1; out[0] = a[2];", "index 7 out of bounds", ""),
+    "aligned shared array": ("alignas(128) __shared__ int a[8]; int* volatile p = a; p[n + 1] = 1;", "global-buffer-overflow", ""),
     "shared array": ("__shared__ int a[7]; int* volatile p = a; p[n] = 1;", "global-buffer-overflow", ""),
 }
 
