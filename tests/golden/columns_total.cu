@@ -32,20 +32,12 @@ bias_gelu_backward_total_columns(
     const unsigned end = is_inside ? min(row0 + (unsigned)tiles1 * (unsigned)part_rows, (unsigned)rows) : 0;
     float out_sum[4] = {};
     unsigned row = row0 + at1 * 128 + threadIdx.x / 4;
-    vec<float, 4> parts_v[4];
-    if (row < end) {
+    for (; row < end; row += step) {
+        vec<float, 4> parts_v[4];
 #pragma unroll
         for (unsigned r = 0; r < 4; ++r) {
             const unsigned at = min(row + r * 32, end - 1);
             parts_v[r] = load_vector<4>(parts_data + (at * (unsigned)parts_stride1 + column));
-        }
-    }
-    for (; row < end; row += step) {
-        vec<float, 4> parts_next[4];
-#pragma unroll
-        for (unsigned r = 0; r < 4; ++r) {
-            const unsigned at = min(row + step + r * 32, end - 1);
-            parts_next[r] = load_vector<4>(parts_data + (at * (unsigned)parts_stride1 + column));
         }
 #pragma unroll
         for (unsigned r = 0; r < 4; ++r) {
@@ -57,10 +49,6 @@ bias_gelu_backward_total_columns(
                 bias_gelu_backward_total_element(widen(parts_v[r].get(k)), out_v[k]);
                 out_sum[k] += is_row ? out_v[k] : 0;
             }
-        }
-#pragma unroll
-        for (unsigned r = 0; r < 4; ++r) {
-            parts_v[r] = parts_next[r];
         }
     }
     add_lanes<128, 4>(out_data + ((rest1 * (unsigned)tiles1 + at1) * (unsigned)columns + first), out_sum, (unsigned)columns - first);

@@ -59,12 +59,12 @@ def emit_columns(program: Program, variant: Variant) -> str:
         loads = [f"{name}_{suffix}[r] = {value};" for _, name, value in own]
         return unrolled("r", rows, [f"const {unsigned} at = min({first} + r * {lanes}, end - 1);", *loads], ctype="unsigned")
 
-    loop = [
-        *held_as("next"),
-        *loading("row + step", "next"),
-        *unrolled("r", rows, row, ctype="unsigned"),
-        *unrolled("r", rows, [f"{name}_v[r] = {name}_next[r];" for _, name, _ in own], ctype="unsigned"),
-    ]
+    computing = unrolled("r", rows, row, ctype="unsigned")
+    first_loads, loop = [], [*held_as("v"), *loading("row", "v"), *computing]
+    if not variant.reads_results:  # of partial sums a thread has no more rows, as a rule, than it loads at once
+        first_loads = [*held_as("v"), "if (row < end) {", *indented(loading("row", "v")), "}"]
+        taken = [f"{name}_v[r] = {name}_next[r];" for _, name, _ in own]
+        loop = [*held_as("next"), *loading("row + step", "next"), *computing, *unrolled("r", rows, taken, ctype="unsigned")]
     places, group = take_apart("i", ["at0", "at1"], ["tiles0", "tiles1"], variant.index_bits)
     part = f"({group} * ({unsigned})tiles1 + at1)"
     body = [
@@ -79,10 +79,7 @@ def emit_columns(program: Program, variant: Variant) -> str:
         *repeated,
         *(f"{r.type.compute} {r.name}_sum[{count}] = {{}};" for r in sums),
         f"{unsigned} row = row0 + at1 * {lanes * rows} + threadIdx.x / {across};",
-        *held_as("v"),
-        "if (row < end) {",
-        *indented(loading("row", "v")),
-        "}",
+        *first_loads,
         "for (; row < end; row += step) {",
         *indented(loop),
         "}",
