@@ -92,6 +92,13 @@ def summarize(records: list[Record], settings: Settings) -> str:
     return "\n".join(lines)
 
 
+def unlike_eager(records: list[Record]) -> list[str]:
+    """The ops of which ``numerics="eager"`` has other bits than eager torch, by name."""
+    return sorted(
+        {record.op.partition("(")[0] for record in records if record.mode == "eager" and record.eager is not None and record.tally.differs}
+    )
+
+
 def _worst(record: Record) -> str:
     tally = record.tally
     at = ", ".join(f"{_shown(bits, record.dtype)} ({bits:#x})" for bits in tally.at) or "-"
@@ -108,6 +115,12 @@ def render_report(path: Path) -> str:
     exact = sorted({record.op for record in records} - {record.op for record in records if record.bound != 0 or record.tally.largest})
     if exact:
         text += f"\nEvery result correctly rounded: {', '.join(f'`{name}`' for name in exact)}.\n"
+    unlike = ", ".join(f"`{name}`" for name in unlike_eager(records))
+    if unlike:
+        text += (
+            f'\nIn `numerics="eager"` every result has the bits of eager torch, but those of {unlike}: there torch has series of its own. '
+        )
+        text += "How far each of the two is from the exact value stands below.\n"
     missing = sorted({row.name for row in (*UNARY, *PAIRS)} - {record.op for record in records})
     if missing:
         text += f"\nNot run since they changed: {', '.join(f'`{name}`' for name in missing)}.\n"

@@ -259,6 +259,9 @@ def test_the_table_of_the_documents(tmp_path: Path) -> None:
     lines = render_report(path).splitlines()
     assert lines[0].startswith("On NVIDIA H200 with torch 2.11.0: 65,795 results")
     assert lines[2] == "Every result correctly rounded: `div`."
+    assert not any("bits of eager torch" in line for line in lines)  # all of whose they have
+    write_report(path, ABOUT, [*RECORDS, record(op="polygamma(1)", mode="eager", tally=Tally(9, 1.0, (1,), differs=3))])
+    assert "bits of eager torch, but those of `polygamma`: " in render_report(path)
     assert lines[-3:] == [
         "| `exp` | f32 | fused, eager | 2 | 1 | 1 (`0x3f800000`) | 1 | fp64 |",
         "| `log` | bf16 | fused | 1 | NaN | 3.140625 (`0x4049`) |  | fp64 |",
