@@ -346,6 +346,11 @@ class FusedFunction:
         return spell_call(self, *call.arguments, out, backward=backward)
 
     @property
+    def defaults(self) -> tuple[Any, ...]:
+        """The values of the function's parameters that have one, as they are now."""
+        return _defaults_of(self.__wrapped__)
+
+    @property
     def is_default(self) -> bool:
         """Whether ``wl.fuse`` of the plain function, with no options, gives the same kernels."""
         return type(self) is FusedFunction and self._options == FuseOptions() and self._descriptor is None
@@ -477,7 +482,7 @@ class FusedFunction:
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
         call = _Call(arguments=(args, kwargs))
-        defaults = _defaults_of(self.__wrapped__)
+        defaults = self.defaults
         if len(defaults) != len(self._defaults) or any(map(operator.is_not, defaults, self._defaults)):
             self._signature, self._defaults = _signature_of(self.__wrapped__), defaults
         if self._signature is None:

@@ -22,7 +22,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -31,12 +31,15 @@ from wideload.execute import node_dtype
 from wideload.expr import is_view_of_operand
 from wideload.layout import like_strides
 from wideload.random import draw_seed
+from wideload.remembered import remember
 from wideload.replay import NodeLayout
+from wideload.shortcut import are_immutable
 from wideload.structure import map_structure
 from wideload.trace import Traced
 
 if TYPE_CHECKING:
     from wideload.fused import FusedFunction
+    from wideload.torch_op import DifferentiableOp
 
 __all__ = [
     "NAMESPACE", "SAMPLES", "SEED", "base_of", "bind_symbolic", "find_function", "find_saved", "no_modes", "note_function", "registered",
@@ -270,11 +273,30 @@ setattr(torch.ops, NAMESPACE, _Namespace(NAMESPACE))
 # ---- operators
 
 
+_T = TypeVar("_T")
+_Operate = Callable[["DifferentiableOp", Sequence[torch.Tensor], tuple[Any, ...], torch.device], _T]
+"""What is done with an operation: of its tensors, in the order of the function's parameters, its numbers, on a device."""
+
+_MOST_TAKEN = 64
+"""Calls that an operator knows how to take apart: layers of one shape are one, numbers that change at every step as many as there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """How a call was taken apart: into which operation, of which operands in which order, and its numbers. ``defaults``: the function's."""
+
+    op: DifferentiableOp
+    order: tuple[int, ...]
+    scalars: tuple[Any, ...]
+    device: torch.device
+    defaults: tuple[Any, ...]
+
+
 @dataclass(frozen=True)
 class _Operator:
     """A registered operator: ``kinds`` has a letter for each operand, ``results`` is their number.
 
-    ``promised`` are the dtypes that results of fake tensors had, by the call and its tensors' dtypes.
+    ``promised`` are the dtypes that results of fake tensors had, by the call and its tensors' dtypes; ``taken`` the calls that have been.
     """
 
     name: str
@@ -282,6 +304,7 @@ class _Operator:
     kinds: str
     results: int
     promised: dict[Any, tuple[torch.dtype, ...]] = field(default_factory=dict)
+    taken: dict[Any, _Taken] = field(default_factory=dict)
 
     @property
     def f(self) -> FusedFunction:
@@ -300,21 +323,47 @@ class _Operator:
 
     # -- real tensors
 
+    def operate(self, operands: Sequence[Any], call: str, use: _Operate[_T]) -> _T:
+        """``use`` the operation that the function is of these operands, as `_plain` has them.
+
+        Binding and tracing are 26 of the 67 us that a call of small CPU tensors takes; one like an earlier one in all that these look at
+        is taken apart as that was.
+        """
+        f = self.f
+        described = [
+            (value.shape, value.stride(), value.dtype, value.device) if isinstance(value, torch.Tensor) else (type(value), repr(value))
+            for value in operands
+        ]
+        known_by = (call, f._captures.read(), torch.get_default_dtype(), *described)
+        taken = self.taken.get(known_by)
+        if taken is not None and [*map(id, taken.defaults)] == [*map(id, f.defaults)]:
+            return use(taken.op, [operands[at] for at in taken.order], taken.scalars, taken.device)
+        bound = self.bind(operands, call)
+
+        def run(key: Any, traced: Traced) -> _T:
+            op, scalars, defaults = f._operation_of(key, traced), tuple(bound.scalars), f.defaults
+            result = use(op, bound.tensors, scalars, bound.device)
+            places = {id(operand): at for at, operand in enumerate(operands)}
+            if are_immutable(defaults) and all(id(tensor) in places for tensor in bound.tensors):
+                order = tuple(places[id(tensor)] for tensor in bound.tensors)
+                remember(self.taken, known_by, _Taken(op, order, scalars, bound.device, defaults), _MOST_TAKEN)
+            return result
+
+        return f._run(bound, run)
+
     def compute(self, *arguments: Any) -> Any:
         """The results, in memory of their own."""
         *operands, call = arguments
+        seed = self.seed(operands)
+
+        def run(op: DifferentiableOp, tensors: Sequence[torch.Tensor], scalars: tuple[Any, ...], device: torch.device) -> Any:
+            outs = op(tensors, scalars, device, seed)
+            return [outs[at] for at in op.fresh], self.promised.get(_dtypes_of(tensors, call))
+
         with torch.no_grad():
-            bound = self.bind(_plain(self.kinds, operands), call)
-            seed = self.seed(operands)
-
-            def run(key: Any, traced: Traced) -> list[torch.Tensor]:
-                op = self.f._operation_of(key, traced)
-                outs = op(bound.tensors, tuple(bound.scalars), bound.device, seed)
-                return [outs[at] for at in op.fresh]
-
-            results = self.f._run(bound, run)
+            results, promised = self.operate(_plain(self.kinds, operands), call, run)
         dtypes = tuple(result.dtype for result in results)
-        if len(results) != self.results or dtypes != self.promised.get(_dtypes_of(bound, call), dtypes):
+        if len(results) != self.results or dtypes != (promised or dtypes):
             raise TraceError(
                 f"{self.f.__name__} has other results than when it was compiled, {dtypes}: a captured value has changed. "
                 "Call torch.compiler.reset()."
@@ -345,7 +394,7 @@ class _Operator:
                 return [(node_dtype(traced.expr, node), layouts[node]) for node in fresh]
 
             found = f._run(bound, lay_out)
-        self.promised[_dtypes_of(bound, call)] = tuple(dtype for dtype, _ in found)
+        self.promised[_dtypes_of(bound.tensors, call)] = tuple(dtype for dtype, _ in found)
         results = [torch.empty_strided(of.shape, of.strides, dtype=dtype, device=bound.device) for dtype, of in found]
         return results[0] if self.results == 1 else tuple(results)
 
@@ -359,7 +408,7 @@ class _Operator:
         with no_modes():
             bound = self.bind(self.samples(operands), call)
             key, traced = f._run(bound, lambda key, traced: (key, traced))
-            wanted = _in_call(bound, operands, wants)
+            wanted = _in_call(bound.tensors, operands, wants)
             saved = find_saved(f, bound, key, traced, wanted)
             recorded = f._operation_of(key, traced).recorded_results(wanted)
         read = frozenset(range(len(bound.tensors)) if saved is None else saved)
@@ -421,27 +470,25 @@ class _Backward:
     def compute(self, *arguments: Any) -> Any:
         """The gradients, in the strides of new tensors like the operands."""
         operands, grads, call = self.split(arguments)
-        forward, device = self.forward, grads[0].device
-        f, seed = forward.f, forward.seed(operands)
-        shaped = [_stand_in(operand, device) if isinstance(operand, _Unread) else operand for operand in operands]
+        forward = self.forward
+        seed = forward.seed(operands)
+        shaped = [_stand_in(operand, grads[0].device) if isinstance(operand, _Unread) else operand for operand in operands]
         plain = _plain(forward.kinds, shaped)
+        incoming = iter(grads)
+        arrived = [next(incoming) if bit == "1" else None for bit in self.present]
+
+        def run(op: DifferentiableOp, tensors: Sequence[torch.Tensor], scalars: tuple[Any, ...], device: torch.device) -> Any:
+            wanted = _in_call(tensors, plain, [bit == "1" for bit in self.wanted])
+            found = op.gradients(tensors, scalars, device, seed, arrived, wanted)
+            return {id(tensor): grad for tensor, grad in zip(tensors, found, strict=True)}
+
         with torch.no_grad():
-            bound = forward.bind(plain, call)
-            wanted = _in_call(bound, plain, [bit == "1" for bit in self.wanted])
-            incoming = iter(grads)
-            arrived = [next(incoming) if bit == "1" else None for bit in self.present]
-            found = f._run(
-                bound,
-                lambda key, traced: f._operation_of(key, traced).gradients(
-                    bound.tensors, tuple(bound.scalars), bound.device, seed, arrived, wanted
-                ),
-            )
-        places = {id(tensor): at for at, tensor in enumerate(bound.tensors)}
+            found = forward.operate(plain, call, run)
         taken = {tensor.untyped_storage()._cdata for tensor in arguments if isinstance(tensor, torch.Tensor)}
         results = []
         for tensor, bit in zip(plain, self.wanted, strict=True):
             if bit == "1":
-                grad = found[places[id(tensor)]]
+                grad = found[id(tensor)]
                 assert grad is not None
                 strides = like_strides(tuple(tensor.shape), tensor.stride())
                 if grad.stride() != strides or grad.untyped_storage()._cdata in taken:  # no result is an argument, or another result
@@ -499,14 +546,14 @@ def _plain(kinds: str, operands: Sequence[Any]) -> list[Any]:
     return plain
 
 
-def _dtypes_of(bound: Any, call: str) -> Any:
-    return (call, *[tensor.dtype for tensor in bound.tensors])
+def _dtypes_of(tensors: Sequence[torch.Tensor], call: str) -> Any:
+    return (call, *[tensor.dtype for tensor in tensors])
 
 
-def _in_call(bound: Any, operands: Sequence[Any], marks: Sequence[bool]) -> tuple[bool, ...]:
+def _in_call(tensors: Sequence[torch.Tensor], operands: Sequence[Any], marks: Sequence[bool]) -> tuple[bool, ...]:
     """Marks of operands as marks of the call's tensors, which stand in the order of the parameters."""
     marked = {id(operand) for operand, mark in zip(operands, marks, strict=False) if mark}
-    return tuple(id(tensor) in marked for tensor in bound.tensors)
+    return tuple(id(tensor) in marked for tensor in tensors)
 
 
 def _fix_sizes(tensors: Sequence[torch.Tensor]) -> None:

@@ -237,6 +237,45 @@ def test_a_captured_value_is_read_at_each_call() -> None:
 FACTOR, WIDE = 3.0, torch.float64
 
 
+@pytest.fixture
+def bound(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Grows by one for each call that is bound to parameters and traced."""
+    found: list[Any] = []
+    bind = wl.FusedFunction._bind
+    monkeypatch.setattr(wl.FusedFunction, "_bind", lambda f, args, kwargs: found.append(args) or bind(f, args, kwargs))
+    return found
+
+
+def test_a_call_like_an_earlier_one_is_not_taken_apart_again(bound: list[Any]) -> None:
+    """Whatever the order of the operands; other layouts and numbers are, and captured values: 0.0 and -0.0 are two."""
+    global FACTOR
+    FACTOR = 2.0
+    f = wl.fuse(lambda x, y, scale: (x - y) * FACTOR / scale, name="ratio")
+    operator = getattr(torch.ops.wideload, f"{torch_library.base_of(f)}_tft_1")
+    x, y = torch.tensor([[1.0, -2.0], [3.0, 4.0]]), torch.tensor([5.0, 6.0])
+    for one, other, scale, is_new in (
+        (x, y, 2.0, True), (x, y, 2.0, False), (x + 1, y + 3, 2.0, False), (x.t(), y, 2.0, True), (x.t(), y, 2.0, False),
+        (x, y, 0.0, True), (x, y, -0.0, True), (x, y, 0.0, False),
+    ):  # fmt: skip
+        bound.clear()
+        assert_same(operator(other, scale, one, "(_2, y=_0, scale=_1)"), (one - other) * 2 / scale)
+        assert len(bound) == is_new
+    FACTOR = 3.0
+    assert_same(operator(y, 2.0, x, "(_2, y=_0, scale=_1)"), (x - y) * 3 / 2)
+
+
+def test_gradients_of_a_call_like_an_earlier_one(bound: list[Any]) -> None:
+    run = torch.compile(lambda x, y: swiglu(up=y, gate=x), fullgraph=True, backend="aot_eager")
+    x, y, grad = (torch.randn(3, 5, dtype=f64) for _ in range(3))
+    for step in range(3):
+        leaves = [tensor.detach().clone().requires_grad_() for tensor in (x + step, y)]
+        bound.clear()
+        got = torch.autograd.grad(run(*leaves), leaves, grad)
+        want = torch.autograd.grad(F.silu(leaves[0]) * leaves[1], leaves, grad)
+        torch.testing.assert_close(got, want, rtol=1e-14, atol=1e-14)
+        assert not step or not bound
+
+
 class Scaled(torch.nn.Module):
     def __init__(self, alpha: float) -> None:
         super().__init__()
