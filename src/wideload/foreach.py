@@ -111,22 +111,21 @@ class Repeat:
     aliases: tuple[int | None, ...]
 
 
-def call_in_place(f: FusedFunction, args: tuple[Any, ...], targets: tuple[int, ...] | int, repeats: dict[Any, Repeat]) -> None:
-    """``f.foreach(*args, out=...)`` where the outputs of each item are its items of the lists at ``targets``; a number: the only output.
+def call_in_place(f: FusedFunction, args: tuple[Any, ...], targets: tuple[int, ...], repeats: dict[Any, Repeat]) -> None:
+    """``f.foreach(*args, out=...)`` where the outputs of each item are its items of the lists at ``targets``.
 
     ``repeats`` are the caller's calls of this ``f``: one like an earlier one is not taken apart again, only its addresses and its numbers
     are read. ``f`` must not ask whether two of its arguments are one tensor: which are may change from call to call.
     """
-    places = (targets,) if isinstance(targets, int) else targets
     key = None if torch.compiler.is_dynamo_compiling() else _repeat_key(f, args)
     columns = [value if is_list(value) else [value] if isinstance(value, torch.Tensor) else None for value in args]
-    outs = [args[place] for place in places]
+    outs = [args[place] for place in targets]
     repeat = repeats.get(key)
     if repeat is not None and repeat.like([column for column in columns if column is not None]):
         lists = Lists(args, {}, outs, len(outs[0]))
         ListedCall(f, lists, repeat.device, _numbers(args), repeat.listed, columns, outs, repeat.aliases).run()
         return
-    out = args[targets] if isinstance(targets, int) else list(zip(*outs, strict=True))
+    out = list(zip(*outs, strict=True))
     call = None
     if key is not None and len(outs[0]):
         call = _find_call(f, split_lists(f.__name__, f._parameters(), args, {}, out))

@@ -216,8 +216,7 @@ class _Lowering:
         self._only_stored = _only_stored(expr, stores, self._needed)
         self._limits = self._find_limits()
         self._narrowed = _narrowed_nodes(expr, stores, self._needed)
-        self._cheap = set() if self._eager else set(self._needed) if fast_math else _half_nodes(expr, stores, self._needed)
-        self._cheap -= self._steady_nodes() if fast_math else _correctly_rounded(expr, stores, self._needed)
+        self._cheap = set() if self._eager else self._needed - self._steady_nodes() if fast_math else self._half_nodes(stores)
 
     def run(self) -> Program:
         nodes = self._expr.nodes
@@ -356,6 +355,11 @@ class _Lowering:
                 found[number] = node.operand
         return found
 
+    def _half_nodes(self, stores: tuple[Store, ...]) -> set[int]:
+        """Those of the half tier: from which only halves flow, but for quotients and roots, whose every bit is looked at."""
+        found, nodes = _half_nodes(self._expr, stores, self._needed), self._expr.nodes
+        return {number for number in found if isinstance(node := nodes[number], Apply) and any(node.op.ulp)}
+
     def _steady_nodes(self) -> set[int]:
         return {number for number in self._narrowed if isinstance(node := self._expr.nodes[number], Apply) and node.op.steady}
 
@@ -440,27 +444,25 @@ def _only_stored(expr: Expr, stores: tuple[Store, ...], needed: set[int]) -> set
 
 
 def _half_nodes(expr: Expr, stores: tuple[Store, ...], needed: set[int]) -> set[int]:
-    """Nodes from which only fp16 and bf16 results flow: their value is rounded to a half before anything can tell the difference."""
+    """Nodes from which only fp16 and bf16 results flow, and smoothly: they are rounded to a half before anything can tell a difference."""
     return _nodes_ending(
         expr,
         needed,
         {store.node for store in stores if not (is_rounded(store.dtype) or _is_rounded_node(expr.nodes[store.node]))},
         lambda node: isinstance(node, Cast) and is_rounded(node.dtype),
-        lambda node: isinstance(node, Load | Number | Const) or node.dtype.is_floating_point,
+        lambda node: isinstance(node, Load | Number | Const) or (node.dtype.is_floating_point and not _jumps(node)),
     )
 
 
-_ARITHMETIC = frozenset("add add_alpha sub sub_alpha mul div div_number rdiv reciprocal square sqrt rsqrt addcmul addcdiv lerp".split())
-"""Ops that round what they make of a number: of its last bits nothing can be told from their results."""
+_JUMPING = frozenset(
+    "floor ceil trunc frac round round_decimals sign sgn heaviside copysign threshold hardshrink fmod remainder "
+    "div_floor div_floor_number div_trunc div_trunc_number".split()
+)
+"""Ops whose results are far apart for operands that a rounding tells apart: as those of a comparison, or integers."""
 
 
-def _correctly_rounded(expr: Expr, stores: tuple[Store, ...], needed: set[int]) -> set[int]:
-    """Nodes of ops that are correctly rounded, where that can be told: they are stored, or read by anything but arithmetic."""
-    told = {store.node for store in stores}
-    for node in map(expr.nodes.__getitem__, needed):
-        if not (isinstance(node, Apply) and node.op.name in _ARITHMETIC):
-            told.update(_operands(node))
-    return {number for number in told if isinstance(node := expr.nodes[number], Apply) and not any(node.op.ulp)}
+def _jumps(node: Node) -> bool:
+    return isinstance(node, Apply) and node.op.name in _JUMPING
 
 
 def _nodes_ending(

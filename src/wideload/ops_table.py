@@ -38,8 +38,8 @@ class Op:
     ``torch`` takes the operands in order (tensors or Python numbers): it is asked for the result's dtype, and it computes
     on CPU tensors. ``cuda`` is a C++ expression per kind, on ``{operand}`` values of the compute type: the kind is that of the
     type the operands are brought to. Its calls begin with ``::``, so that no local name of the kernel hides them. ``half``
-    replaces it where only fp16 or bf16 results flow from the op: cheaper, and still within 1 unit in the last place of those. Of an op that
-    is correctly rounded it does so only where other arithmetic takes the result: what is stored itself stays correctly rounded.
+    replaces it where only fp16 or bf16 results flow from the op: cheaper, and still within 1 unit in the last place of those; of an op
+    that is correctly rounded it does so under ``fast_math`` alone.
     ``eager`` replaces it under ``numerics="eager"``, where ATen's kernel computes another, less exact expression; there
     ``{round}`` stands for the rounding to the result's dtype (nothing for fp32 and fp64).
 

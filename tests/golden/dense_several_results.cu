@@ -8,7 +8,7 @@ DEVICE void moments_element(const float grad, const float mean, const float squa
     const float mul_3 = mul_2 * convert<float>(number);
     const float add = mul + mul_3;
     // return new_mean, new_square, (new_mean / (new_square.sqrt() + 1e-8)).to(bf16)
-    const float sqrt = ::sqrt_approx(add);
+    const float sqrt = ::sqrt(add);
     const float add_2 = sqrt + 1e-08f;
     const float div = lerp / add_2;
     const float cast = div;

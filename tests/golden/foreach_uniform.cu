@@ -2,9 +2,9 @@ DEVICE void adapt_element(const float p, const float steps, const float mean, co
 {
     // return p - rate / correction * mean / (square.sqrt() + 1e-8)
     const float mul_2 = rdiv * mean;
-    const float sqrt = ::sqrt_approx(square);
+    const float sqrt = ::sqrt(square);
     const float add = sqrt + 1e-08f;
-    const float div = ::div_full(mul_2, add);
+    const float div = mul_2 / add;
     const float sub = p - div;
     out = sub;
 }
@@ -16,7 +16,7 @@ DEVICE void adapt_uniform(const float steps, const double log_beta, const double
     const float expm1 = ::expm1(mul);
     const float neg = -expm1;
     // return p - rate / correction * mean / (square.sqrt() + 1e-8)
-    const float rdiv = ::div_full(convert<float>(rate), neg);
+    const float rdiv = convert<float>(rate) / neg;
     rdiv_once = rdiv;
 }
 

@@ -17,6 +17,7 @@ import torch
 import wideload as wl
 from wideload import foreach as foreach_module
 from wideload import fused as fused_module
+from wideload import optim as optim_module
 from wideload.foreach import find_listed
 from wideload.lists import split_lists
 from wideload.optim import round_stochastically
@@ -515,6 +516,37 @@ def test_cleared_state_begins_anew() -> None:
     assert float(ours.state[mine[0]]["step"]) == 3
 
 
+def test_state_without_step_counts_begins_anew_too() -> None:
+    mine, theirs = parameters(f32), parameters(f32)
+    ours, fresh = wl.optim.Lion(mine, lr=0.1), wl.optim.Lion(theirs, lr=0.1)
+    train(ours, mine, range(2))
+    for p, other in zip(mine, theirs, strict=True):
+        other.data.copy_(p.data)
+    ours.state[mine[1]].clear()
+    fresh.state.update({theirs[k]: {"exp_avg": ours.state[p]["exp_avg"].clone()} for k, p in enumerate(mine) if k != 1})
+    for optimizer, params in ((ours, mine), (fresh, theirs)):
+        train(optimizer, params, [2, 3])
+    for p, other in zip(mine, theirs, strict=True):
+        assert torch.equal(p, other)
+
+
+def test_halves_and_others_of_a_group_take_a_step_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its own function: a quotient of halves may be approximate, as those of fp32 may not."""
+    used: list[tuple[str, list[torch.dtype]]] = []
+    call = optim_module.call_in_place
+    monkeypatch.setattr(
+        optim_module, "call_in_place", lambda f, args, *rest: used.append((f.__name__, [p.dtype for p in args[0]])) or call(f, args, *rest)
+    )
+    ours, mine, reference, theirs = both("AdamW")
+    mine[2], theirs[2] = (torch.nn.Parameter(torch.linspace(-1, 1, 9, dtype=bf16)) for _ in range(2))
+    ours.param_groups[0]["params"], reference.param_groups[0]["params"] = mine, theirs
+    for optimizer, params in ((ours, mine), (reference, theirs)):
+        train(optimizer, params, range(3))
+    assert used[:2] == [("adam", [f32] * (len(mine) - 1)), ("half_adam", [bf16])]
+    assert_close(mine[:2] + mine[3:], theirs[:2] + theirs[3:], bound(theirs))
+    assert_close(mine[2:3], theirs[2:3], bound(theirs[2:3]))
+
+
 # ---- parameters spread over devices
 
 
@@ -598,7 +630,7 @@ def test_a_step_is_one_launch_a_dtype(arguments: dict[str, Any], launches: list[
         ours = wl.optim.AdamW(params, **arguments)
         ours.grad_scale, ours.found_inf = torch.tensor(1.0), torch.tensor(0.0)
         train(ours, params, range(2))
-        assert launches == [len(dtypes)] * 2
+        assert launches == [1] * len(dtypes) * 2
         launches.clear()
 
 

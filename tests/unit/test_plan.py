@@ -296,7 +296,9 @@ def test_columns_of_a_block_and_rows_of_partial_sums() -> None:
         assert first.variant.columns == Columns(across, 2)
     for num_rows, num_columns, parts in (
         (32, 128, (32, 1, 1)),
-        (1152, 11008, (32, 8, 40)),  # 36 parts are needed, but they come in eights
+        (1152, 11008, (32, 4, 36)),  # by eights they would be 40
+        (1056, 11008, (32, 4, 36)),
+        (1000, 11008, (32, 8, 32)),
         (1 << 13, 11008, (128, 8, 64)),
         (1 << 14, 11008, (256, 8, 64)),
         (1 << 16, 8192, (256, 8, 256)),

@@ -21,7 +21,7 @@ _STEADY = ("row", "uniform", "value")
 """Accesses of operands that are the same for all elements of a thread, or nearly always."""
 
 
-_NAME = re.compile(r"(?<![:.\w])[A-Za-z_]\w*")
+_NAME = re.compile(r"(?<!::)(?<![.\w])[A-Za-z_]\w*")
 """In the text of an expression: what is neither a global function nor a part of a number."""
 
 
