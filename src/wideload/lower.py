@@ -214,7 +214,7 @@ class _Lowering:
         self._values: dict[int, str] = {}
         self._needed = _needed_nodes(expr, stores)
         self._only_stored = _only_stored(expr, stores, self._needed)
-        self._limits = self._find_limits()
+        self._limits = {} if self._eager else self._find_limits()  # in eager mode a cast is rounded where it stands
         self._narrowed = _narrowed_nodes(expr, stores, self._needed)
         self._cheap = set() if self._eager else self._needed - self._steady_nodes() if fast_math else self._half_nodes(stores)
 

@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -247,11 +248,16 @@ def test_casts_of_the_largest_unsigned_number() -> None:
     assert run_emulated(f, torch.tensor([4000000000, 7], dtype=torch.uint32)).tolist() == [4e9, 7.0]
 
 
+@pytest.mark.parametrize("saturates", ["true", "false"])
 @pytest.mark.parametrize("dtype", SIGNED_ZERO, ids=str)
-def test_a_limit_that_the_type_keeps_itself_is_left_to_it(dtype: torch.dtype) -> None:
-    """Clamped to the largest number, and rounded by what saturates: NaN stays, all else is torch's, whose cast alone may overflow."""
+def test_a_limit_that_the_type_keeps_itself_is_left_to_it(dtype: torch.dtype, saturates: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clamped to the largest number, and rounded by what saturates: NaN stays, all else is torch's, whose cast alone may overflow.
+
+    It does where torch's cast to e4m3 ``saturates``, and where it gives NaN.
+    """
+    monkeypatch.setitem(DTYPES, torch.float8_e4m3fn, replace(DTYPES[torch.float8_e4m3fn], storage=f"e4m3fn<{saturates}>"))
     top = torch.finfo(dtype).max
-    limited = wl.fuse(lambda x: x.clamp(-top, top).to(dtype), name="limited")
+    limited = wl.fuse(lambda x: x.clamp(-top, top).to(dtype), name=f"limited_{saturates}")
     x = torch.tensor(
         [0.0, -0.0, 1.0, -2.3, top, -top, top * 1.01, -top * 1.04, top * 1.2, 3e38, -3e38, math.inf, -math.inf, math.nan, 2**-10, -(2**-17)]
     )
@@ -260,9 +266,10 @@ def test_a_limit_that_the_type_keeps_itself_is_left_to_it(dtype: torch.dtype) ->
         assert "clamp" not in body(limited, given)
         assert torch.equal(bits(run_emulated(limited, given)), bits(given.clamp(-top, top).to(dtype)))
     for other in (
-        wl.fuse(lambda x: x.clamp(-top, top / 2).to(dtype), name="lower"),
-        wl.fuse(lambda x: (x.clamp(-top, top).to(dtype), x.clamp(-top, top)), name="apart"),
-        wl.fuse(lambda x: x.clamp(-top, top).to(dtype).float(), name="rounded"),
+        wl.fuse(lambda x: x.clamp(-top, top / 2).to(dtype), name=f"lower_{saturates}"),
+        wl.fuse(lambda x: (x.clamp(-top, top).to(dtype), x.clamp(-top, top)), name=f"apart_{saturates}"),
+        wl.fuse(lambda x: x.clamp(-top, top).to(dtype).float(), name=f"rounded_{saturates}"),
+        wl.fuse(lambda x: x.clamp(-top, top).to(dtype), name=f"eager_{saturates}", numerics="eager"),
     ):
         assert "clamp" in body(other, x)
         for got, want in zip(leaves(run_emulated(other, x)), leaves(other.__wrapped__(x)), strict=True):
