@@ -455,8 +455,8 @@ def _half_nodes(expr: Expr, stores: tuple[Store, ...], needed: set[int]) -> set[
 
 
 _JUMPING = frozenset(
-    "floor ceil trunc frac round round_decimals sign sgn heaviside copysign threshold hardshrink fmod remainder "
-    "div_floor div_floor_number div_trunc div_trunc_number".split()
+    "floor ceil trunc frac round round_decimals sign sgn heaviside copysign threshold hardshrink fmod remainder angle atan2 "
+    "div_floor div_floor_number div_trunc div_trunc_number frexp_mantissa nan_to_num nextafter nextafter_f16 nextafter_bf16".split()
 )
 """Ops whose results are far apart for operands that a rounding tells apart: as those of a comparison, or integers."""
 
@@ -478,6 +478,10 @@ def _nodes_ending(
 
 _NARROW = frozenset({torch.int8, torch.uint8, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2})
 """Types in which nothing is left of what is below 2^-40, and what is above 2^60 is as large as can be."""
+_LEADING_ON = frozenset(
+    {torch.float32, torch.float64, torch.bfloat16, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64}
+)
+"""Types on the way there: a bool tells the least number from 0, and other types of fp8 have NaN for an infinity."""
 _LIMITING = frozenset({"round", "clamp", "clamp_min", "clamp_max"})
 
 
@@ -488,7 +492,7 @@ def _narrowed_nodes(expr: Expr, stores: tuple[Store, ...], needed: set[int]) -> 
         needed,
         {store.node for store in stores},
         lambda node: isinstance(node, Cast) and node.dtype in _NARROW,
-        lambda node: isinstance(node, Cast) or (isinstance(node, Apply) and node.op.name in _LIMITING),
+        lambda node: node.op.name in _LIMITING if isinstance(node, Apply) else isinstance(node, Cast) and node.dtype in _LEADING_ON,
     )
 
 

@@ -276,6 +276,15 @@ def test_a_limit_that_the_type_keeps_itself_is_left_to_it(dtype: torch.dtype, sa
             assert torch.equal(bits(got), bits(want))
 
 
+@pytest.mark.parametrize("mode", ["fused", "eager"])
+def test_a_quotient_is_whole_on_its_way_through_what_tells_small_from_zero_or_large_from_infinite(mode: Any) -> None:
+    """Of 1e-43, which is a truth; of 3e21 and 1e33, which e8m0fnu has as powers of two, and fp16 as infinities."""
+    truth = wl.fuse(lambda x, s: (x / s).to(torch.bool).to(torch.int8), name="truth", numerics=mode)
+    assert run_emulated(truth, torch.tensor([1e-30, 0.0]), torch.tensor(1e13)).tolist() == [1, 0]
+    powers = wl.fuse(lambda x, s: (x / s).to(torch.float8_e8m0fnu).to(torch.float16), name="powers", numerics=mode)
+    assert run_emulated(powers, torch.tensor([3e8, 1e20]), torch.tensor(1e-13)).tolist() == [math.inf, math.inf]
+
+
 def leaves(result: Any) -> tuple[torch.Tensor, ...]:
     return result if isinstance(result, tuple) else (result,)
 

@@ -198,6 +198,8 @@ TIERS: list[tuple[str, Callable[..., Any], tuple[torch.dtype, ...], bool]] = [
     ("rounded to a whole number", lambda x: x.exp().floor(), (bf16,), False),
     ("and after arithmetic", lambda x: (x.exp() * 2 + 1).frac() * x, (f16,), False),
     ("its sign", lambda x: (x.exp() - 1).sign(), (bf16,), False),
+    ("its mantissa", lambda x: torch.frexp(x.exp())[0], (f16,), False),
+    ("whether it is finite", lambda x: x.exp().nan_to_num(), (f16,), False),
     ("the remainder", lambda x, y: torch.remainder(x.exp(), y), (bf16, bf16), False),
     ("not needed by any result", lambda x: torch.zeros_like(x.exp()).float() + x.exp().to(f16), (bf16,), True),
 ]  # fmt: skip
