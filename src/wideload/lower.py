@@ -216,7 +216,7 @@ class _Lowering:
         self._only_stored = _only_stored(expr, stores, self._needed)
         self._limits = {} if self._eager else self._find_limits()  # in eager mode a cast is rounded where it stands
         self._narrowed = _narrowed_nodes(expr, stores, self._needed)
-        self._cheap = set() if self._eager else self._needed - self._steady_nodes() if fast_math else self._half_nodes(stores)
+        self._cheap = set() if self._eager else self._needed - self._steady_nodes() if fast_math else self._cheap_nodes(stores)
 
     def run(self) -> Program:
         nodes = self._expr.nodes
@@ -355,7 +355,7 @@ class _Lowering:
                 found[number] = node.operand
         return found
 
-    def _half_nodes(self, stores: tuple[Store, ...]) -> set[int]:
+    def _cheap_nodes(self, stores: tuple[Store, ...]) -> set[int]:
         """Those of the half tier: from which only halves flow, but for quotients and roots, whose every bit is looked at."""
         found, nodes = _half_nodes(self._expr, stores, self._needed), self._expr.nodes
         return {number for number in found if isinstance(node := nodes[number], Apply) and any(node.op.ulp)}
