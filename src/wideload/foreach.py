@@ -20,6 +20,7 @@ from wideload.compiled import call_operator
 from wideload.errors import WideloadError
 from wideload.execute import Output, new_output
 from wideload.expr import is_reduced, is_view_of_operand
+from wideload.launch import has_kernels
 from wideload.lists import (
     ListKernel,
     ListPlan,
@@ -43,7 +44,7 @@ from wideload.random import draw_seed
 from wideload.remembered import remember
 from wideload.replay import NodeLayout
 from wideload.sharding import has_shards
-from wideload.structure import map_structure
+from wideload.structure import are_same, map_structure
 from wideload.trace import HostResult, NumberArg, TensorArg, TensorResult, Traced, is_traced
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ __all__ = ["Listed", "Repeat", "call_in_place", "call_lists", "find_listed"]
 _MAX_APART = 8
 """Sets of addresses of one signature that are known to share no memory: those of gradients come again, as the allocator hands them out."""
 _MAX_REPEATS = 8
+"""Planned calls that a caller of `call_in_place` has made again: momentum's first step and later ones, sets of missing gradients."""
 
 
 @dataclass(slots=True, eq=False)
@@ -94,11 +96,7 @@ def call_lists(f: FusedFunction, args: tuple[Any, ...], kwargs: dict[str, Any], 
 def _find_call(f: FusedFunction, lists: Lists) -> ListedCall | None:
     with _naming(0):
         first = f._bind(*lists.at(0))
-    return find_listed(f, lists, first) if _has_launches(first.device) and not has_shards(first.tensors) else None
-
-
-def _has_launches(device: torch.device) -> bool:
-    return device.type == "cuda"
+    return find_listed(f, lists, first) if has_kernels(first.device) and not has_shards(first.tensors) else None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -226,8 +224,7 @@ class ListedCall:
 
     def is_repeatable(self, args: tuple[Any, ...]) -> bool:
         """Whether tensors at other addresses and other numbers are all that a call of this plan may have new."""
-        listed, numbers = self.listed, _numbers(args)
-        is_plain = len(numbers) == len(self.scalars) and all(map(operator.is_, numbers, self.scalars))
+        listed, is_plain = self.listed, are_same(_numbers(args), self.scalars)
         return self.is_distinct and is_plain and not (listed.others or listed.slots or listed.reduced)
 
     def run(self) -> Any:

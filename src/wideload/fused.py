@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import operator
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -52,7 +51,7 @@ from wideload.replay import NodeLayout, replay_layout
 from wideload.sharding import Sharding, find_sharded_call, has_shards
 from wideload.shortcut import MISSED, STATIC_TYPES, Circumstances, Shortcut, are_immutable, find_shortcut, shortcut_key
 from wideload.steps import Steps, run_steps, steps_into, steps_of_new
-from wideload.structure import map_structure, same_structure
+from wideload.structure import are_same, map_structure, same_structure
 from wideload.torch_library import no_modes, note_function
 from wideload.torch_op import DifferentiableOp, is_looked_into
 from wideload.trace import HostResult, NumberArg, TensorArg, TensorResult, Traced, is_traced, trace_function
@@ -483,7 +482,7 @@ class FusedFunction:
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
         call = _Call(arguments=(args, kwargs))
         defaults = self.defaults
-        if len(defaults) != len(self._defaults) or any(map(operator.is_not, defaults, self._defaults)):
+        if not are_same(defaults, self._defaults):
             self._signature, self._defaults = _signature_of(self.__wrapped__), defaults
         if self._signature is None:
             positional = [self._enter(call, f"x{position}", value) for position, value in enumerate(args)]

@@ -28,6 +28,7 @@ __all__ = [
     "can_overlap",
     "current_stream",
     "device_arch",
+    "has_kernels",
     "is_capturing",
     "refusal",
 ]
@@ -63,6 +64,11 @@ def _driver() -> Any:
 
 _GRAPHS_OVERLAP = 12030
 """The driver from which on CUDA graphs capture overlapping launches (CUDA 12.3: programmatic edges)."""
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Whether what tensors there are given is computed by kernels, elsewhere by torch's operators."""
+    return device.type == "cuda"
 
 
 @functools.cache

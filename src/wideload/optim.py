@@ -6,7 +6,6 @@ Turns parameters, gradients and state into lists for ``f.foreach``; must not kno
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from wideload.dtypes import is_half
 from wideload.errors import DtypeError, OverlapError
 from wideload.foreach import Repeat, call_in_place
 from wideload.fused import fuse
+from wideload.structure import are_same
 
 __all__ = ["EMA", "SGD", "Adam", "AdamW", "Lion"]
 
@@ -215,7 +215,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if not _is_same(self._seen, (list(self.state), list(self.state.values()))):
+        seen = self._seen
+        if seen is None or not (are_same(seen[0], self.state.keys()) and are_same(seen[1], self.state.values())):
             self._batches.clear()
         for index, group in enumerate(self.param_groups):
             all_grads = list(map(_grad, group["params"]))
@@ -242,7 +243,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         """The group's parameters that have a gradient; those of the last step where neither they nor their step counts are others."""
         missing = tuple(i for i, g in enumerate(grads) if g is None) if type(None) in set(map(type, grads)) else ()
         known, key = self._batches.get(index), (missing, self._keeps_state(group))
-        if known is not None and known[0] == key and _is_same((known[1],), (group["params"],)) and all(map(_is_same_state, known[2])):
+        if known is not None and known[0] == key and are_same(known[1], group["params"]) and all(map(_is_same_state, known[2])):
             return known[2]
         batches, self._seen = self._make_batches(group, missing), None
         self._batches[index] = key, list(group["params"]), batches
@@ -338,15 +339,10 @@ def _part(tensor: Any, p: Any) -> Tensor:
     return spread.to_local()  # type: ignore[no-any-return]
 
 
-def _is_same(known: Sequence[list[Any]] | None, lists: Sequence[list[Any]]) -> bool:
-    """Whether lists hold the very same objects; no hash and no comparison of a tensor, which take longer."""
-    return known is not None and all(len(a) == len(b) and all(map(operator.is_, a, b)) for a, b in zip(known, lists, strict=True))
-
-
 def _is_same_state(batch: _Batch) -> bool:
     """Whether the states are as they were: with the batch's step counts, or where none are kept, with all of their entries."""
     if batch.steps:
-        return all(map(operator.is_, [state.get("step") for state in batch.states], batch.steps))
+        return are_same([state.get("step") for state in batch.states], batch.steps)
     return all(state.keys() >= batch.names for state in batch.states)
 
 

@@ -16,6 +16,7 @@ from wideload.captures import Captures
 from wideload.outputs import extent_of
 from wideload.plan import ACCESS_BYTES
 from wideload.steps import Steps, define, tuple_of
+from wideload.structure import are_same
 
 __all__ = [
     "MISSED",
@@ -186,7 +187,7 @@ def find_shortcut(
     kinds = [_kind_of(value, is_static) for value, is_static in zip(values, static, strict=True)]
     places = {kind: [at for at, of in enumerate(kinds) if of == kind] for kind in "tnc"}
     given = [values[at] for at in places["t"]]
-    if "" in kinds or [values[at] for at in places["n"]] != [*scalars] or [*map(id, given)] != [*map(id, tensors)]:
+    if "" in kinds or [values[at] for at in places["n"]] != [*scalars] or not are_same(given, tensors):
         return None
     if not all(tensor.numel() for tensor in tensors) or len({tensor.device for tensor in tensors}) > 1:
         return None

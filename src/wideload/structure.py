@@ -5,10 +5,21 @@ Knows containers only; what a leaf is, its callers decide.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Collection
 from typing import Any
 
-__all__ = ["map_structure", "same_structure"]
+__all__ = ["are_same", "map_structure", "same_structure"]
+
+
+def are_same(one: Collection[Any], other: Collection[Any]) -> bool:
+    """Whether both hold the very same objects in the same places; none is hashed or compared, as tensors cannot be at little cost.
+
+    >>> x = []
+    >>> are_same([x, 1], (x, 1)), are_same([x], [[]]), are_same([x], [x, x])
+    (True, False, False)
+    """
+    return len(one) == len(other) and all(map(operator.is_, one, other))
 
 
 def map_structure(fn: Callable[..., Any], tree: Any, *others: Any) -> Any:

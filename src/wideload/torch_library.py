@@ -34,7 +34,7 @@ from wideload.random import draw_seed
 from wideload.remembered import remember
 from wideload.replay import NodeLayout
 from wideload.shortcut import are_immutable
-from wideload.structure import map_structure
+from wideload.structure import are_same, map_structure
 from wideload.trace import Traced
 
 if TYPE_CHECKING:
@@ -336,7 +336,7 @@ class _Operator:
         ]
         known_by = (call, f._captures.read(), torch.get_default_dtype(), *described)
         taken = self.taken.get(known_by)
-        if taken is not None and [*map(id, taken.defaults)] == [*map(id, f.defaults)]:
+        if taken is not None and are_same(taken.defaults, f.defaults):
             return use(taken.op, [operands[at] for at in taken.order], taken.scalars, taken.device)
         bound = self.bind(operands, call)
 

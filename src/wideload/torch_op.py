@@ -19,6 +19,7 @@ from wideload.errors import DtypeError, LayoutError
 from wideload.execute import Output, new_output, new_sums, phase_of, plan_call, prepare_launches
 from wideload.expr import Expr, Load, Numerics, is_view_of_operand
 from wideload.grad import Gradient, InputGradient, RowSum, Term, connected_nodes, derive_gradient, missing_rules
+from wideload.launch import has_kernels
 from wideload.layout import Strides, contiguous_strides, like_strides
 from wideload.manifest import Recipe
 from wideload.plan import KernelPlan, Tuning
@@ -95,7 +96,7 @@ class _Form:
         found = self.backwards.get((present, wanted))
         if found is None:
             found = self._find_backward(present, wanted, sums_rows=False)
-            if found.is_summed and _has_kernels(self.device):
+            if found.is_summed and has_kernels(self.device):
                 summing = self._find_backward(present, wanted, sums_rows=True)
                 found = replace(found, summing=summing if summing.op.sums_rows else None)
             self.backwards[present, wanted] = found
@@ -321,7 +322,7 @@ class DifferentiableOp:
         except DtypeError:  # a rule compares, and these numbers are complex
             return "reference"
         outputs, launch = self._outputs(layouts), None
-        plans = self._plans(layouts, tensors, outputs, device) if outputs and _has_kernels(device) else ()
+        plans = self._plans(layouts, tensors, outputs, device) if outputs and has_kernels(device) else ()
         if device.type == "cuda" and outputs:
             launches = prepare_launches(plans, device.index, recipe)
             launch = runner_of(launches, outputs, device, len(tensors) + self.expr.has_draws)
@@ -501,10 +502,6 @@ class _Fused(torch.autograd.Function):
 
 _record: Callable[..., Any] = super(torch.autograd.Function, _Fused).apply
 """``_Fused.apply`` less what that does for ``torch.func``, which never comes here: a third of its cost to the host."""
-
-
-def _has_kernels(device: torch.device) -> bool:
-    return device.type == "cuda"
 
 
 def _resolved(grad: torch.Tensor | None) -> torch.Tensor:

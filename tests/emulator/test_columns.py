@@ -28,7 +28,7 @@ LARGEST = {bf16: 255, f16: 15, f32: 255, f64: 255}
 
 @pytest.fixture(autouse=True)
 def _with_kernels(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    monkeypatch.setattr(torch_op, "_has_kernels", lambda device: True)
+    monkeypatch.setattr(torch_op, "has_kernels", lambda device: True)
 
 
 @pytest.fixture

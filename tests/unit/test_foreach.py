@@ -184,7 +184,7 @@ class Steps:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.num_planned, self.repeats = 0, dict[Any, Any]()
         self.tables: list[list[int]] = []
-        monkeypatch.setattr(foreach_module, "_has_launches", lambda device: True)
+        monkeypatch.setattr(foreach_module, "has_kernels", lambda device: True)
         monkeypatch.setattr(foreach_module, "find_listed", self.find)
         monkeypatch.setattr(foreach_module, "run_lists", self.run)
 

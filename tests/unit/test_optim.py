@@ -784,7 +784,7 @@ def test_a_parameter_given_twice_is_named(kind: Any) -> None:
 def test_a_step_on_a_gpu_takes_what_lies_there_now(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a recorder in the place of the driver: whatever is replaced between steps, tables point at what is there."""
     tables: list[list[int]] = []
-    monkeypatch.setattr(foreach_module, "_has_launches", lambda device: True)
+    monkeypatch.setattr(foreach_module, "has_kernels", lambda device: True)
     monkeypatch.setattr(foreach_module, "run_lists", lambda kernels, device, found: tables.extend(table.tolist() for table in found))
     num_planned = 0
 

@@ -30,24 +30,27 @@ def uniform_values(program: Program, variant: Variant) -> tuple[Statement, ...]:
 
     None where no function of a maths library is among what they take: other arithmetic is cheaper than the barrier.
     """
-    uniform = _uniform_statements(program, variant)
-    texts = [*(each.text for each in program.statements if each not in uniform), *(result.text for result in program.results)]
-    read = {word for text in texts for word in _NAME.findall(text)}
-    return tuple(statement for statement in uniform if statement.name in read)
+    return _split(program, variant)[2]
 
 
-def _uniform_statements(program: Program, variant: Variant) -> tuple[Statement, ...]:
+def _split(program: Program, variant: Variant) -> tuple[Sequence[Statement], Sequence[Statement], tuple[Statement, ...]]:
+    """The statements of each element, those that a block takes once, and those of the latter that others read."""
     if variant.family != "foreach":
-        return ()
+        return program.statements, (), ()
     varying = {parameter.name for parameter, access in zip(program.parameters, variant.loads, strict=True) if access not in _UNIFORM}
     varying |= {position.name for position in program.positions}
-    found = []
+    own: list[Statement] = []
+    uniform: list[Statement] = []
     for statement in program.statements:
         if statement.ctype.startswith("complex") or varying & set(_NAME.findall(statement.text)):
             varying.add(statement.name)
+            own.append(statement)
         else:
-            found.append(statement)
-    return tuple(found) if any(statement.num_functions for statement in found) else ()
+            uniform.append(statement)
+    if not any(statement.num_functions for statement in uniform):
+        return program.statements, (), ()
+    read = {word for of in (own, program.results) for each in of for word in _NAME.findall(each.text)}
+    return own, uniform, tuple(statement for statement in uniform if statement.name in read)
 
 
 def emit_element(program: Program, variant: Variant) -> str:
@@ -56,8 +59,7 @@ def emit_element(program: Program, variant: Variant) -> str:
     It is inlined for each of a thread's elements, unless that makes too much for the compiler. Behind it, where there are uniform
     values, stands ``void name_uniform(operands that are uniform, runtime scalars, the values by reference)``.
     """
-    uniform, values = _uniform_statements(program, variant), uniform_values(program, variant)
-    own = [statement for statement in program.statements if statement not in uniform]
+    own, uniform, values = _split(program, variant)
     qualifier = "FUNCTION" if sum(each.num_functions for each in own) * variant.elements > MAX_INLINED_FUNCTIONS else "DEVICE"
     accesses = list(zip(program.parameters, variant.loads, strict=True))
     steady = {parameter.name for parameter, access in accesses if access in _STEADY}
@@ -91,9 +93,8 @@ def _function(qualifier: str, name: str, parameters: Sequence[str], lines: Seque
     return f"{qualifier} void {name}({', '.join(parameters)})\n{{\n" + "\n".join(lines) + "\n}"
 
 
-def uniform_call(program: Program, variant: Variant) -> list[str]:
-    """Statements by which a block computes its uniform values ``name_once`` and waits for them."""
-    values = uniform_values(program, variant)
+def uniform_call(program: Program, variant: Variant, values: Sequence[Statement]) -> list[str]:
+    """Statements by which a block computes its `uniform_values` ``name_once`` and waits for them."""
     if not values:
         return []
     operands = [p.name for p, access in zip(program.parameters, variant.loads, strict=True) if access in _UNIFORM]

@@ -67,7 +67,8 @@ def emit_foreach(program: Program, variant: Variant) -> str:
     phase = f" - phase_of<{count}>({beat}_data)" if beat else ""
     operands = [f"widen({p.name}_v[m].get(k))" if access == "vector" else p.name for p, access, _ in loads]
     operands += [f"{p.name}_v[m].get(k)" for p in program.positions]
-    call = element_call(program, operands, [f"{r.name}_v[m][k]" for r in program.results], uniform_values(program, variant))
+    uniform = uniform_values(program, variant)
+    call = element_call(program, operands, [f"{r.name}_v[m][k]" for r in program.results], uniform)
     lines = [
         "const vec<int, 2> chunk_v = load_vector<2>(chunks_data + 2ll * blockIdx.x);",
         "const int slot = chunk_v.at[0];",
@@ -94,7 +95,7 @@ def emit_foreach(program: Program, variant: Variant) -> str:
         counts.append(f"{position.name}_v[m] = {counted};")
         lines.append(f"vec<{position_type(pace) if draw is None else position.ctype}, {count}> {position.name}_v[{table.accesses}];")
     lines += unrolled("m", table.accesses, counts) if counts else []
-    lines += uniform_call(program, variant)  # behind the loads, which are on their way meanwhile
+    lines += uniform_call(program, variant, uniform)  # behind the loads, which are on their way meanwhile
     lines += [f"{r.type.compute} {r.name}_v[{table.accesses}][{count}];" for r in program.results]
     lines += unrolled("m", table.accesses, unrolled("k", count, call))
     stores = []
