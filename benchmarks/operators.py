@@ -48,6 +48,21 @@ def exact_gate_to_fp8(gate: torch.Tensor, up: torch.Tensor, scale: torch.Tensor)
     return exact_fp8(F.silu(gate) * up, scale)
 
 
+def gate_to_fp8_with_amax(gate: torch.Tensor, up: torch.Tensor, scale: torch.Tensor) -> Any:
+    """`wl.ops.swiglu_quantize_fp8`, and the largest magnitude that it met."""
+    return wl.ops.swiglu_quantize_fp8.__wrapped__(gate, up, scale, with_amax=True)
+
+
+def exact_gate_to_fp8_with_amax(gate: torch.Tensor, up: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`exact_gate_to_fp8`, and the largest magnitude before it."""
+    return exact_gate_to_fp8(gate, up, scale), (F.silu(gate) * up).abs().amax()
+
+
+def exact_unscaled(grad: torch.Tensor, inv_scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Finite gradients times ``inv_scale``, and that they are finite."""
+    return grad * inv_scale, torch.zeros_like(inv_scale)
+
+
 def exact_geglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """``F.gelu(gate) * up`` without cancellation."""
     return exact_gelu(gate, torch.zeros_like(gate[:1])) * up
@@ -248,14 +263,17 @@ GATES = (
     Case("bias_gelu, tanh", tanh_bias_gelu, matrix_and_row(COLUMNS), AT_THE_WALL, 1, exact_gelu_tanh),
     ready_made("bias_silu_mul", wl.ops.bias_silu_mul, matrix_row_matrix),
     ready_made("swiglu -> fp8, scale by row", wl.ops.swiglu_quantize_fp8, scaled(2, True), GATE_TO_FP8, exact_gate_to_fp8),
+    Case("swiglu -> fp8 with amax", gate_to_fp8_with_amax, scaled(2, False), GATE_TO_FP8, 1, exact_gate_to_fp8_with_amax),
 )
+
+GRADIENTS = (ready_made("unscale and found_inf", wl.ops.unscale, scaled(1, False), exact=exact_unscaled),)
 
 ROPES = (
     ready_made("rope", wl.ops.rope, heads_and_tables, ROPE),
     Case("rope of q and k", rope, queries_and_keys, ROPE, 1, rivals={"liger": liger_rope}),
 )
 
-CASES = (*ACTIVATIONS, *MASKS, *QUANTIZATIONS, *GATES, *ROPES)
+CASES = (*ACTIVATIONS, *MASKS, *QUANTIZATIONS, *GATES, *GRADIENTS, *ROPES)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
