@@ -444,7 +444,12 @@ def _only_stored(expr: Expr, stores: tuple[Store, ...], needed: set[int]) -> set
 
 
 def _half_nodes(expr: Expr, stores: tuple[Store, ...], needed: set[int]) -> set[int]:
-    """Nodes from which only fp16 and bf16 results flow, and smoothly: they are rounded to a half before anything can tell a difference."""
+    """Nodes from which only fp16 and bf16 results flow, and smoothly: they are rounded to a half before anything can tell a difference.
+
+    One value of all elements is that of the values which the other results are made of, and has a say where there are none.
+    """
+    others = _needed_nodes(expr, tuple(store for store in stores if store.reduction is None))
+    stores = tuple(store for store in stores if store.reduction is None or store.node not in others)
     return _nodes_ending(
         expr,
         needed,

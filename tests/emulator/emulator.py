@@ -74,6 +74,7 @@ _KERNEL = re.compile(
     r'extern\s+"C"\s+__global__\s+(?:void\s+)?(?:__launch_bounds__\(\s*(?P<threads>\d+)[^)]*\)\s*)?(?:void\s+)?(?P<name>\w+)\s*\('
 )
 _FIBER_WARNING = "ASan doesn't fully support makecontext/swapcontext"  # the runtime tells it of every switch
+_BARRIER = re.compile(r"__syncthreads|__(shfl_xor|any)_sync")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _SHARED_ALIGNMENT = re.compile(r"\balignas\(128\)(?=\s+__shared__)")
 """Nothing that is more strictly aligned than 64 bytes gets a red zone behind it (GCC's asan.cc, asan_protect_global)."""
@@ -158,7 +159,7 @@ def build(source: str, *, sanitize: bool = True) -> Program:
     kernels = {match["name"]: int(match["threads"] or _MAX_THREADS) for match in _KERNEL.finditer(code)}
     if not kernels:
         raise EmulatorError('no kernel in the source: extern "C" __global__ void NAME(...) is what is looked for')
-    has_barrier = "true" if "__syncthreads" in code else "false"
+    has_barrier = "true" if _BARRIER.search(code) else "false"
     rows = ", ".join(f"EMULATOR_KERNEL({name}, {has_barrier})" for name in kernels)
     text = f"{_SHARED_ALIGNMENT.sub('alignas(64)', source)}\nEMULATOR_TABLE({rows})\n"
     flags = (*_KERNEL_FLAGS, "-O1", *_SANITIZERS) if sanitize else (*_KERNEL_FLAGS, "-O2")

@@ -373,7 +373,7 @@ struct Fiber {
     Context context;
     ucontext_t entry;
     char* stack;
-    int line;  // of the barrier at which it waits, 0 when the thread has returned
+    int line;  // of the barrier at which it waits, negative where that is its warp's, 0 when the thread has returned
 };
 
 static const size_t STACK_BYTES = 1 << 18;  // a sanitizer writes its report on the stack of the thread that failed
@@ -383,7 +383,9 @@ static ucontext_t scheduler_entry;
 static const void* scheduler_stack;
 static size_t scheduler_stack_bytes;
 static Fiber* running;
-static int votes, agreed;  // of the threads at their barrier, and of all at the one before
+static const unsigned WARP = 32;
+static unsigned long long exchanged[2][WARP];  // in turns: nobody writes what another lane has yet to read
+static int turn;
 static const Kernel* current_kernel;
 static const Slot* current_slots;
 
@@ -421,12 +423,24 @@ void barrier(int line)
     finish_switch(fiber.context, &scheduler_stack, &scheduler_stack_bytes);
 }
 
-int barrier_or(int line, int predicate)
+static unsigned thread_number()
 {
-    votes |= predicate != 0;
-    barrier(line);
-    return agreed;
+    return (device::threadIdx.z * device::blockDim.y + device::threadIdx.y) * device::blockDim.x + device::threadIdx.x;
 }
+unsigned lane() { return thread_number() % WARP; }
+
+// The words of a warp's lanes, of which there are 32: each lane's own, until the next exchange but one.
+const unsigned long long* exchange(int line, unsigned long long own)
+{
+    const unsigned threads = device::blockDim.x * device::blockDim.y * device::blockDim.z;
+    if (threads % WARP) fail("lanes exchange words in a block of " + std::to_string(threads) + " threads, which has a partial warp");
+    unsigned long long* const words = exchanged[turn];
+    words[lane()] = own;
+    barrier(-line);
+    return words;
+}
+
+bool any(const unsigned long long* words) { return std::any_of(words, words + WARP, [](unsigned long long word) { return word != 0; }); }
 
 static void fiber_main()
 {
@@ -463,28 +477,40 @@ static Fiber* new_fiber()
     return fiber;
 }
 
-// One pass brings every thread of the block to its next barrier, which must be the same, or to its end.
+static void run_to_barrier(size_t k)
+{
+    const bool first = k == fibers.size();
+    if (first) fibers.push_back(new_fiber());
+    const uint3& dim = device::blockDim;
+    device::threadIdx = {(unsigned)k % dim.x, (unsigned)k / dim.x % dim.y, (unsigned)k / dim.x / dim.y};
+    resume(*fibers[k], first);
+}
+
+static void require_same_barrier(size_t k, size_t beside)
+{
+    if (fibers[k]->line == fibers[beside]->line) return;
+    const auto place = [](const Fiber& fiber) {
+        return fiber.line ? "waits at the barrier of kernel.cu:" + std::to_string(std::abs(fiber.line)) : std::string("has returned");
+    };
+    fail("divergent barrier: thread " + std::to_string(beside) + " of a block " + place(*fibers[beside]) + ", thread " + std::to_string(k) +
+         " " + place(*fibers[k]));
+}
+
+// One pass brings every thread of the block to its next barrier, which must be the same, or to its end; a warp whose lanes wait for
+// each other alone goes on meanwhile.
 static int run_to_barrier()
 {
-    size_t k = 0;
-    uint3 index;
-    for (index.z = 0; index.z < device::blockDim.z; ++index.z)
-        for (index.y = 0; index.y < device::blockDim.y; ++index.y)
-            for (index.x = 0; index.x < device::blockDim.x; ++index.x, ++k) {
-                const bool first = k == fibers.size();
-                if (first) fibers.push_back(new_fiber());
-                device::threadIdx = index;
-                resume(*fibers[k], first);
-                if (fibers[k]->line != fibers[0]->line) {
-                    const auto place = [](const Fiber& fiber) {
-                        return fiber.line ? "waits at the barrier of kernel.cu:" + std::to_string(fiber.line) : std::string("has returned");
-                    };
-                    fail("divergent barrier: thread 0 of a block " + place(*fibers[0]) + ", thread " + std::to_string(k) + " " +
-                         place(*fibers[k]));
-                }
+    const size_t threads = (size_t)device::blockDim.x * device::blockDim.y * device::blockDim.z;
+    for (size_t first = 0; first < threads; first += WARP) {
+        do {
+            for (size_t k = first; k < std::min(first + WARP, threads); ++k) {
+                run_to_barrier(k);
+                require_same_barrier(k, first);
             }
-    agreed = votes;
-    votes = 0;
+            turn = !turn;
+        } while (fibers[first]->line < 0);
+        require_same_barrier(first, 0);
+    }
     return fibers[0]->line;
 }
 

@@ -132,6 +132,7 @@ inline float __double2float_rn(double x) { return (float)x; }
 inline unsigned atomicMax(unsigned* p, unsigned x) { const unsigned old = *p; *p = max(old, x); return old; }
 inline unsigned long long atomicMax(unsigned long long* p, unsigned long long x) { const unsigned long long old = *p; *p = max(old, x); return old; }
 
+template <class T> inline T __ldca(const T* p) { return *p; }  // which may be old on a GPU: this is what it was at the latest
 template <class T> inline void __stwb(T* p, T x) { *p = x; }  // a store that may stay in the caches, as every store may
 
 inline int __vimax_s32_relu(int x, int y) { return x > y ? (x > 0 ? x : 0) : (y > 0 ? y : 0); }
@@ -257,7 +258,9 @@ struct Kernel {
 };
 
 void barrier(int line);
-int barrier_or(int line, int predicate);
+const unsigned long long* exchange(int line, unsigned long long own);
+unsigned lane();
+bool any(const unsigned long long* words);
 
 template <int... I> struct Indices {};
 
@@ -277,7 +280,8 @@ template <class... P> Signature<P...> signature_of(void (*)(P...));
 }  // namespace emulator
 
 #define __syncthreads() emulator::barrier(__LINE__)
-#define __syncthreads_or(predicate) emulator::barrier_or(__LINE__, predicate)
+#define __shfl_xor_sync(mask, own, lanes) ((decltype(own))emulator::exchange(__LINE__, own)[emulator::lane() ^ (lanes)])
+#define __any_sync(mask, predicate) emulator::any(emulator::exchange(__LINE__, (predicate) != 0))
 
 // The bounds of shared memory, made by the linker; null where a source has none.
 extern "C" char __start_emulator_shared __attribute__((weak, visibility("hidden")));

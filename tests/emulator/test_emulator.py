@@ -272,11 +272,12 @@ def test_a_missing_barrier_shows() -> None:
 @pytest.mark.parametrize(
     ("barrier", "message"),
     [
-        ("if (i < 40) __syncthreads();", "thread 0 of a block waits at the barrier of kernel.cu:7, thread 40 has returned"),
+        ("if (i < 40) __syncthreads();", "thread 32 of a block waits at the barrier of kernel.cu:7, thread 40 has returned"),
+        ("if (i < 32) __syncthreads();", "thread 0 of a block waits at the barrier of kernel.cu:7, thread 32 has returned"),
         ("if (i == 0) return; __syncthreads();", "thread 0 of a block has returned, thread 1 waits at the barrier of kernel.cu:7"),
         (
             "if (i < 40) __syncthreads();\n else __syncthreads();",
-            "thread 0 of a block waits at the barrier of kernel.cu:7, thread 40 waits at the barrier of kernel.cu:8",
+            "thread 32 of a block waits at the barrier of kernel.cu:7, thread 40 waits at the barrier of kernel.cu:8",
         ),
     ],
 )

@@ -211,18 +211,37 @@ def test_a_thread_that_left_would_be_missed(monkeypatch: pytest.MonkeyPatch) -> 
         emit_kernel.cache_clear()
 
 
-def test_a_vote_of_a_block() -> None:
+def test_lanes_of_a_warp_exchange_words() -> None:
+    """Each warp for itself: of the first, all lanes leave before the second's have shuffled."""
     source = """
-extern "C" __global__ void votes(long long* out, const long long* in)
+extern "C" __global__ void lanes(long long* out, const long long* in)
 {
-    const int first = __syncthreads_or(in[threadIdx.x] == 1);
-    const int second = __syncthreads_or(in[threadIdx.x] == 2);
-    const int third = __syncthreads_or(0);
-    out[threadIdx.x] = first * 100 + second * 10 + third;
+    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    long long word = in[i];
+    if (!__any_sync(0xffffffffu, word > 40)) return;
+    for (int lanes = 1; lanes < 8; lanes *= 2) word = word * 10 + __shfl_xor_sync(0xffffffffu, word, lanes);
+    out[i] = word;
 }
 """
-    program = build(source)
-    for values, due in (([0, 0, 0], 0), ([0, 0, 1], 100), ([2, 0, 0], 10), ([1, 0, 2], 110)):
-        out = torch.zeros(3, dtype=torch.int64)
-        run_on(program, "votes", (1, 1, 1), (3, 1, 1), [out, torch.tensor(values)])
-        assert out.tolist() == [due] * 3
+    program, numbers = build(source), torch.arange(128)
+    due = numbers.tolist()
+    for lanes in (1, 2, 4):
+        due = [10 * word + due[thread ^ lanes] for thread, word in enumerate(due)]
+    out = torch.full_like(numbers, -1)
+    run_on(program, "lanes", (2, 1, 1), (64, 1, 1), [out, numbers], outputs=[out])
+    assert out.tolist() == [-1] * 32 + due[32:]
+    with pytest.raises(EmulatorError, match="in a block of 34 threads, which has a partial warp"):
+        run_on(program, "lanes", (1, 1, 1), (34, 1, 1), [out, numbers], outputs=[out])
+
+
+def test_a_lane_that_left_is_missed_by_its_warp() -> None:
+    source = """
+extern "C" __global__ void lanes(long long* out, const long long* in)
+{
+    if (in[threadIdx.x] == 40) return;
+    out[threadIdx.x] = __any_sync(0xffffffffu, 1);
+}
+"""
+    out, numbers = torch.zeros(64, dtype=torch.int64), torch.arange(64)
+    with pytest.raises(EmulatorError, match="divergent barrier: thread 32 of a block waits .*, thread 40 has returned"):
+        run_on(build(source), "lanes", (1, 1, 1), (64, 1, 1), [out, numbers], outputs=[out])

@@ -30,9 +30,9 @@ rounded_dense(
     float out_v[8];
 #pragma unroll
     for (int k = 0; k < 8; ++k) rounded_element(widen(x_v.get(k)), widen(y_v.get(k)), out_v[k]);
-    if (is_full) {
+    if (is_full) {  // whole accesses
         store_vector(out_data + i, out_v);
-    } else {
+    } else {  // the last elements
         store_some(out_data, i, n, out_v);
     }
 }

@@ -30,9 +30,9 @@ decay_dense(
     float out_v[4];
 #pragma unroll
     for (int k = 0; k < 4; ++k) decay_element(widen(weight_v.get(k)), widen(grad_v.get(k)), number, lr, out_v[k]);
-    if (is_full) {
+    if (is_full) {  // whole accesses
         store_vector(out_data + i, out_v);
-    } else {
+    } else {  // the last elements
         store_some(out_data, i, n, out_v);
     }
 }

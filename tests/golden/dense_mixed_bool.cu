@@ -31,9 +31,9 @@ threshold_mask_dense(
     bool out_v[16];
 #pragma unroll
     for (int k = 0; k < 16; ++k) threshold_mask_element(widen(x_v.get(k)), widen(limit_v.get(k)), scale, out_v[k]);
-    if (is_full) {
+    if (is_full) {  // whole accesses
         store_vector(out_data + i, out_v);
-    } else {
+    } else {  // the last elements
         store_some(out_data, i, n, out_v);
     }
 }

@@ -48,11 +48,11 @@ moments_dense(
     float out2_v[4];
 #pragma unroll
     for (int k = 0; k < 4; ++k) moments_element(widen(grad_v.get(k)), widen(mean_v.get(k)), widen(square_v.get(k)), beta, number, out0_v[k], out1_v[k], out2_v[k]);
-    if (is_full) {
+    if (is_full) {  // whole accesses
         store_vector(out0_data + i, out0_v);
         store_vector(out1_data + i, out1_v);
         store_vector(out2_data + i, out2_v);
-    } else {
+    } else {  // the last elements
         store_some(out0_data, i, n, out0_v);
         store_some(out1_data, i, n, out1_v);
         store_some(out2_data, i, n, out2_v);

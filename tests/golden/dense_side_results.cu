@@ -29,16 +29,21 @@ scaled_with_amax_dense(
     } else {  // the last elements
         x_v = load_some<8>(x_data, i, n);
     }
-    float out0_v[8];
-    unsigned out1_v[8];
-    unsigned out2_v[8];
+    if (is_full) {  // whole accesses
+        float out0_v[8];
+        unsigned out1_v[8];
+        unsigned out2_v[8];
 #pragma unroll
-    for (int k = 0; k < 8; ++k) scaled_with_amax_element(widen(x_v.get(k)), scale, out0_v[k], out1_v[k], out2_v[k]);
-    if (is_full) {
+        for (int k = 0; k < 8; ++k) scaled_with_amax_element(widen(x_v.get(k)), scale, out0_v[k], out1_v[k], out2_v[k]);
         store_vector(out0_data + i, out0_v);
         store_reduced(out1_data + i, out1_v);
         store_reduced(out2_data + i, out2_v);
-    } else {
+    } else {  // the last elements
+        float out0_v[8];
+        unsigned out1_v[8];
+        unsigned out2_v[8];
+#pragma unroll
+        for (int k = 0; k < 8; ++k) scaled_with_amax_element(widen(x_v.get(k)), scale, out0_v[k], out1_v[k], out2_v[k]);
         store_some(out0_data, i, n, out0_v);
         store_some(out1_data, i, n, out1_v);
         store_some(out2_data, i, n, out2_v);

@@ -63,12 +63,15 @@ noisy_decay_foreach(
 #pragma unroll
         for (int k = 0; k < 8; ++k) noisy_decay_element(widen(weight_v[m].get(k)), widen(grad_v[m].get(k)), draw_v[m].get(k), number, lr, out_v[m][k]);
     }
+    if (is_full) {  // whole accesses
 #pragma unroll
-    for (int m = 0; m < 2; ++m) {
-        if (is_full || is_whole<8>(out_data, e + m * 2048, n)) {
+        for (int m = 0; m < 2; ++m) {
             store_whole(out_data + e + m * 2048, out_v[m]);
-        } else {
-            store_some(out_data, e + m * 2048, n, out_v[m]);
+        }
+    } else {  // the ends
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+            if (is_whole<8>(out_data, e + m * 2048, n)) store_whole(out_data + e + m * 2048, out_v[m]); else store_some(out_data, e + m * 2048, n, out_v[m]);
         }
     }
 }

@@ -75,22 +75,19 @@ moments_foreach(
 #pragma unroll
         for (int k = 0; k < 4; ++k) moments_element(widen(grad_v[m].get(k)), widen(mean_v[m].get(k)), widen(square_v[m].get(k)), beta, number, out0_v[m][k], out1_v[m][k], out2_v[m][k]);
     }
+    if (is_full) {  // whole accesses
 #pragma unroll
-    for (int m = 0; m < 1; ++m) {
-        if (is_full || is_whole<4>(out0_data, e + m * 1024, n)) {
+        for (int m = 0; m < 1; ++m) {
             store_whole(out0_data + e + m * 1024, out0_v[m]);
-        } else {
-            store_some(out0_data, e + m * 1024, n, out0_v[m]);
-        }
-        if (is_full || is_whole<4>(out1_data, e + m * 1024, n)) {
             store_whole(out1_data + e + m * 1024, out1_v[m]);
-        } else {
-            store_some(out1_data, e + m * 1024, n, out1_v[m]);
-        }
-        if (is_full || is_whole<4>(out2_data, e + m * 1024, n)) {
             store_whole(out2_data + e + m * 1024, out2_v[m]);
-        } else {
-            store_some(out2_data, e + m * 1024, n, out2_v[m]);
+        }
+    } else {  // the ends
+#pragma unroll
+        for (int m = 0; m < 1; ++m) {
+            if (is_whole<4>(out0_data, e + m * 1024, n)) store_whole(out0_data + e + m * 1024, out0_v[m]); else store_some(out0_data, e + m * 1024, n, out0_v[m]);
+            if (is_whole<4>(out1_data, e + m * 1024, n)) store_whole(out1_data + e + m * 1024, out1_v[m]); else store_some(out1_data, e + m * 1024, n, out1_v[m]);
+            if (is_whole<4>(out2_data, e + m * 1024, n)) store_whole(out2_data + e + m * 1024, out2_v[m]); else store_some(out2_data, e + m * 1024, n, out2_v[m]);
         }
     }
 }

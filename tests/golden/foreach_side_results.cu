@@ -51,26 +51,28 @@ scaled_with_amax_foreach(
     float out0_v[2][8];
     unsigned out1_v[2][8];
     unsigned out2_v[2][8];
+    if (is_full) {  // whole accesses
 #pragma unroll
-    for (int m = 0; m < 2; ++m) {
+        for (int m = 0; m < 2; ++m) {
 #pragma unroll
-        for (int k = 0; k < 8; ++k) scaled_with_amax_element(widen(x_v[m].get(k)), scale, out0_v[m][k], out1_v[m][k], out2_v[m][k]);
-    }
+            for (int k = 0; k < 8; ++k) scaled_with_amax_element(widen(x_v[m].get(k)), scale, out0_v[m][k], out1_v[m][k], out2_v[m][k]);
+        }
 #pragma unroll
-    for (int m = 0; m < 2; ++m) {
-        if (is_full || is_whole<8>(out0_data, e + m * 2048, n)) {
+        for (int m = 0; m < 2; ++m) {
             store_whole(out0_data + e + m * 2048, out0_v[m]);
-        } else {
-            store_some(out0_data, e + m * 2048, n, out0_v[m]);
-        }
-        if (is_full) {
             store_reduced(out1_data + e + m * 2048, out1_v[m]);
-        } else {
-            store_some(out1_data, e + m * 2048, n, out1_v[m]);
-        }
-        if (is_full) {
             store_reduced(out2_data + e + m * 2048, out2_v[m]);
-        } else {
+        }
+    } else {  // the ends
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+#pragma unroll
+            for (int k = 0; k < 8; ++k) scaled_with_amax_element(widen(x_v[m].get(k)), scale, out0_v[m][k], out1_v[m][k], out2_v[m][k]);
+        }
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+            if (is_whole<8>(out0_data, e + m * 2048, n)) store_whole(out0_data + e + m * 2048, out0_v[m]); else store_some(out0_data, e + m * 2048, n, out0_v[m]);
+            store_some(out1_data, e + m * 2048, n, out1_v[m]);
             store_some(out2_data, e + m * 2048, n, out2_v[m]);
         }
     }

@@ -77,12 +77,15 @@ adapt_foreach(
 #pragma unroll
         for (int k = 0; k < 8; ++k) adapt_element(widen(p_v[m].get(k)), steps, widen(mean_v[m].get(k)), widen(square_v[m].get(k)), log_beta, rate, rdiv_once, out_v[m][k]);
     }
+    if (is_full) {  // whole accesses
 #pragma unroll
-    for (int m = 0; m < 1; ++m) {
-        if (is_full || is_whole<8>(out_data, e + m * 2048, n)) {
+        for (int m = 0; m < 1; ++m) {
             store_whole(out_data + e + m * 2048, out_v[m]);
-        } else {
-            store_some(out_data, e + m * 2048, n, out_v[m]);
+        }
+    } else {  // the ends
+#pragma unroll
+        for (int m = 0; m < 1; ++m) {
+            if (is_whole<8>(out_data, e + m * 2048, n)) store_whole(out_data + e + m * 2048, out_v[m]); else store_some(out_data, e + m * 2048, n, out_v[m]);
         }
     }
 }

@@ -46,16 +46,21 @@ scaled_with_amax_rows(
                 x_v.set(k, x_data[rest0 * (unsigned)x_stride1 + at0]);
             }
         }
-        float out0_v[8];
-        unsigned out1_v[8];
-        unsigned out2_v[8];
-#pragma unroll
-        for (int k = 0; k < 8; ++k) scaled_with_amax_element(widen(x_v.get(k)), scale, out0_v[k], out1_v[k], out2_v[k]);
         if (is_full) {  // whole accesses
+            float out0_v[8];
+            unsigned out1_v[8];
+            unsigned out2_v[8];
+#pragma unroll
+            for (int k = 0; k < 8; ++k) scaled_with_amax_element(widen(x_v.get(k)), scale, out0_v[k], out1_v[k], out2_v[k]);
             store_whole(out0_data + e, out0_v);
             store_reduced(out1_data + e, out1_v);
             store_reduced(out2_data + e, out2_v);
         } else {  // the ends of the output
+            float out0_v[8];
+            unsigned out1_v[8];
+            unsigned out2_v[8];
+#pragma unroll
+            for (int k = 0; k < 8; ++k) scaled_with_amax_element(widen(x_v.get(k)), scale, out0_v[k], out1_v[k], out2_v[k]);
             store_some(out0_data, e, n, out0_v);
             store_some(out1_data, e, n, out1_v);
             store_some(out2_data, e, n, out2_v);

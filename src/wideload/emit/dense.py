@@ -6,6 +6,7 @@ against 3.94 - 4.15 for a grid-stride loop).
 
 from __future__ import annotations
 
+from wideload.emit.edges import computed
 from wideload.emit.element import element_loop
 from wideload.emit.positions import count_positions
 from wideload.emit.signature import emit_definition, emit_uniform
@@ -33,10 +34,12 @@ def emit_dense(program: Program, variant: Variant) -> str:
         body += ["}"]
     body += emit_uniform(program, variant)
     body += count_positions(program, variant, count, ["i"], declared=False)
-    body += element_loop(program, [p.name for p, _ in runs], count)
-    body += ["if (is_full) {"]
-    body += [f"    store_{access}({r.name}_data + i, {r.name}_v);" for r, access in stores]
-    body += ["} else {"]
-    body += [f"    store_some({r.name}_data, i, n, {r.name}_v);" for r in program.results]
-    body += ["}"]
+    body += computed(
+        program,
+        variant,
+        element_loop(program, [p.name for p, _ in runs], count),
+        [f"store_{access}({r.name}_data + i, {r.name}_v);" for r, access in stores],
+        "the last elements",
+        [f"store_some({r.name}_data, i, n, {r.name}_v);" for r in program.results],
+    )
     return emit_definition(program, variant, ["n"], body)

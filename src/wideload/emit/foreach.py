@@ -6,6 +6,7 @@ A block looks at the addresses itself: aligned tensors take whole accesses, othe
 
 from __future__ import annotations
 
+from wideload.emit.edges import computed
 from wideload.emit.element import element_call, uniform_call, uniform_values
 from wideload.emit.positions import position_type
 from wideload.emit.text import indented, unrolled
@@ -97,14 +98,14 @@ def emit_foreach(program: Program, variant: Variant) -> str:
     lines += unrolled("m", table.accesses, counts) if counts else []
     lines += uniform_call(program, variant, uniform)  # behind the loads, which are on their way meanwhile
     lines += [f"{r.type.compute} {r.name}_v[{table.accesses}][{count}];" for r in program.results]
-    lines += unrolled("m", table.accesses, unrolled("k", count, call))
-    stores = []
+    compute, at = unrolled("m", table.accesses, unrolled("k", count, call)), f"e + m * {step}"
+    whole, edge = [], []
     for r in program.results:
-        data, at = f"{r.name}_data", f"e + m * {step}"
-        is_whole, store = ("is_full", "reduced") if r.is_reduced else (f"is_full || is_whole<{count}>({data}, {at}, n)", "whole")
-        stores += [f"if ({is_whole}) {{", f"    store_{store}({data} + {at}, {r.name}_v[m]);"]
-        stores += ["} else {", f"    store_some({data}, {at}, n, {r.name}_v[m]);", "}"]
-    lines += unrolled("m", table.accesses, stores)
+        data, values = f"{r.name}_data", f"{r.name}_v[m]"
+        store, some = f"store_{'reduced' if r.is_reduced else 'whole'}({data} + {at}, {values});", f"store_some({data}, {at}, n, {values});"
+        whole.append(store)
+        edge.append(some if r.is_reduced else f"if (is_whole<{count}>({data}, {at}, n)) {store} else {some}")
+    lines += computed(program, variant, compute, unrolled("m", table.accesses, whole), "the ends", unrolled("m", table.accesses, edge))
     lines += [f"{r.name}_data.settle();" for r in program.reduced]
     struct = "\n".join([f"struct {name}_lists_data {{  // of each tensor, by value", *members, "};"])
     head = (

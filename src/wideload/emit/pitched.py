@@ -5,11 +5,12 @@ As ``rows``, but a row's accesses begin anew: each is aligned to the first outpu
 
 from __future__ import annotations
 
+from wideload.emit.edges import computed, guarded
 from wideload.emit.element import element_loop
 from wideload.emit.positions import count_positions, declare_positions, set_positions
 from wideload.emit.signature import emit_definition, emit_uniform, inside
 from wideload.emit.text import INDEX_TYPES, division_sizes, take_apart, unrolled
-from wideload.emit.walk import WalkedLoad, guarded, store_functions, walk_sizes, walked_loads, whole_loads, whole_words
+from wideload.emit.walk import WalkedLoad, store_functions, walk_sizes, walked_loads, whole_loads, whole_words
 from wideload.lower import Program
 from wideload.plan import Variant
 
@@ -75,10 +76,10 @@ def emit_pitched(program: Program, variant: Variant) -> str:
             "the ends of a row",
             unrolled("k", count, singles),
         ),
-        *element_loop(program, [load.name for load in loads], count),
-        *guarded(
+        *computed(
+            program,
             variant,
-            "is_full",
+            element_loop(program, [load.name for load in loads], count),
             [f"{store}({r.name}_data + {r.name}_at + column, {r.name}_v);" for r, store in stores],
             "the ends of a row",
             [f"store_some({r.name}_data + {r.name}_at, column, size0, {r.name}_v);" for r in program.results],

@@ -6,11 +6,12 @@ division a thread, and inputs that are not aligned to the output are read as ali
 
 from __future__ import annotations
 
+from wideload.emit.edges import computed, guarded
 from wideload.emit.element import element_loop
 from wideload.emit.positions import count_positions, declare_positions, set_positions
 from wideload.emit.signature import emit_definition, emit_uniform, inside
 from wideload.emit.text import INDEX_TYPES, division_sizes, take_apart, unrolled
-from wideload.emit.walk import WalkedLoad, guarded, store_functions, walk_sizes, walked_loads, whole_loads, whole_words
+from wideload.emit.walk import WalkedLoad, store_functions, walk_sizes, walked_loads, whole_loads, whole_words
 from wideload.lower import Program
 from wideload.plan import Variant
 
@@ -66,10 +67,10 @@ def emit_rows(program: Program, variant: Variant) -> str:
             "the ends of a row or of the output",
             unrolled("k", count, singles),
         ),
-        *element_loop(program, [load.name for load in loads], count),
-        *guarded(
+        *computed(
+            program,
             variant,
-            "is_full",
+            element_loop(program, [load.name for load in loads], count),
             [f"{store}({r.name}_data + e, {r.name}_v);" for r, store in stores],
             "the ends of the output",
             [f"store_some({r.name}_data, e, n, {r.name}_v);" for r in program.results],

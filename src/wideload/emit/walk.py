@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from wideload.emit.text import indented
 from wideload.lower import Parameter, Program
 from wideload.plan import Access, Variant
 
-__all__ = ["WalkedLoad", "guarded", "store_functions", "walk_sizes", "walked_loads", "whole_loads", "whole_words"]
+__all__ = ["WalkedLoad", "store_functions", "walk_sizes", "walked_loads", "whole_loads", "whole_words"]
 
 
 @dataclass(frozen=True)
@@ -76,13 +75,6 @@ def whole_words(loads: Sequence[WalkedLoad], count: int, unsigned: str, at: Call
             text += f"\n    && {at(load)} >= {before}" if before else ""
             text += f"\n    && {at(load)} + {behind} <= ({unsigned}){load.name}_span"
     return text
-
-
-def guarded(variant: Variant, condition: str, whole: Sequence[str], comment: str, edge: Sequence[str]) -> list[str]:
-    """``whole`` where ``condition`` holds, ``edge`` where it does not; a variant without edges has no condition to look at."""
-    if variant.is_whole or not whole:
-        return list(whole)
-    return [f"if ({condition}) {{  // whole accesses", *indented(whole), f"}} else {{  // {comment}", *indented(edge), "}"]
 
 
 def store_functions(variant: Variant) -> list[str]:
