@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from wideload.draws import DRAW_SPELLINGS, Bits
-from wideload.dtypes import dtype_name
+from wideload.dtypes import dtype_name, without_autocast
 from wideload.errors import DtypeError, LayoutError, TraceError
 from wideload.expr import (
     Apply,
@@ -116,7 +116,7 @@ def trace_function(fn: Callable[..., Any], name: str, args: Any, kwargs: Any) ->
     args, kwargs = map_structure(tracer.enter, args), map_structure(tracer.enter, kwargs)
     outer, _active.tracer = getattr(_active, "tracer", None), tracer
     try:
-        with torch.enable_grad():  # whatever the caller's mode is, what the function itself turns off is seen
+        with torch.enable_grad(), without_autocast():  # whatever the caller's modes are, what the function itself sets is seen
             returned = fn(*args, **kwargs)
         if tracer.refusal is not None:
             raise tracer.refusal
@@ -648,6 +648,8 @@ class _Tracer:
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a torch function or method, as a proxy, a structure of proxies or a Python value."""
         leaves = _leaves((args, kwargs))
+        if torch.is_autocast_enabled("cpu" if self.device.type == "cpu" else "cuda"):
+            _refuse("torch.autocast has no effect inside a fused function", "Convert with .to(dtype), and leave it out")
         return self.recorded(self._call(func, leaves, args, kwargs), leaves)
 
     def recorded(self, result: Any, operands: list[Any]) -> Any:
@@ -901,7 +903,8 @@ class _Tracer:
             _refuse(f"{name} writes in place where another tensor shares the memory", "Use the out-of-place form")
         have, got = self.dtype(target), self.dtype(value)
         if not torch.is_grad_enabled() and _has_gradients(have) and target._node not in self._unrecorded:
-            _refuse(f"{name} writes in place where gradients are off, which leaves the gradient of what was there", "Use the out-of-place form")
+            what = f"{name} writes in place where gradients are off, which leaves the gradient of what was there"
+            _refuse(what, "Use the out-of-place form")
         if not torch.can_cast(got, have):
             where = f"(at {_user_location()})"
             raise DtypeError(
