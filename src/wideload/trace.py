@@ -405,6 +405,7 @@ class _Tensor(torch.Tensor):
     """
 
     __array_ufunc__ = None  # a NumPy scalar on the left leaves the operator to this class
+    __class__ = property(lambda self: torch.Tensor)
     _node: int
     _shape: tuple[int, ...]
 
