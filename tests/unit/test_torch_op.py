@@ -565,3 +565,16 @@ def test_of_no_elements_nothing_is_planned(rows: int, columns: int) -> None:
     x, b = torch.zeros(rows, columns, requires_grad=True), torch.zeros(columns, requires_grad=True)
     assert f.plan_backward(x, b, target="h200").kernels == ()
     assert [(grad.shape, float(grad.sum())) for grad in torch.autograd.grad(f(x, b).sum(), (x, b))] == [(x.shape, 0), (b.shape, 0)]
+
+
+def test_meta_tensors_have_gradients_of_their_shapes() -> None:
+    f = wl.fuse(lambda x, b: (F.dropout(F.silu(x), 0.5) + b, x > 0))
+    x, b = (torch.empty(shape, dtype=bf16, device="meta", requires_grad=True) for shape in ((4, 6), (6,)))
+    result, mask = f(x.t(), b[:4])
+    assert (result.shape, result.stride(), result.requires_grad, mask.requires_grad) == ((6, 4), (1, 6), True, False)
+    result.sum().backward()
+    for tensor in (x, b):
+        assert tensor.grad is not None
+        assert (tensor.grad.shape, tensor.grad.dtype, tensor.grad.device.type) == (tensor.shape, bf16, "meta")
+    with torch.no_grad():
+        assert not f(x.t(), b[:4])[0].requires_grad
