@@ -48,9 +48,12 @@ _TRUSTED = tuple(
     "numbers numpy operator torch types typing wideload".split()
 )
 _STATEFUL_MODULES = ("numpy.random", "torch.backends", "torch.cuda", "torch.distributed", "torch.random")
-_STATEFUL: frozenset[object] = frozenset(
-    (__import__, breakpoint, eval, exec, globals, id, input, open, torch.is_autocast_enabled, torch.is_grad_enabled)
-) | {torch.initial_seed, torch.normal, torch.rand, torch.randint, torch.randn, torch.randperm, torch.seed}
+_MODE = re.compile(r"(is|are)_\w+_enabled|get_(autocast|deterministic|float32|num)_\w+|get_default_device")  # the default dtype is a key
+_STATEFUL: frozenset[object] = (
+    frozenset((__import__, breakpoint, eval, exec, globals, id, input, open))
+    | {torch.initial_seed, torch.normal, torch.rand, torch.randint, torch.randn, torch.randperm, torch.seed}
+    | {function for name, function in vars(torch).items() if _MODE.fullmatch(name)}
+)
 _QUIET_MODULES = frozenset(("_warnings", "logging", "warnings"))  # a call there, its result dropped, leaves nothing in a trace
 _TYPE_TESTS: tuple[object, ...] = (isinstance, issubclass, cast)
 _DYNAMIC: tuple[object, ...] = (getattr, vars, dir, operator.attrgetter, operator.methodcaller)  # reach any attribute name
@@ -79,7 +82,8 @@ class _Read:
 
     ``uses``: ``call`` (it is called), ``result``, ``raised`` (that call's result is used, raised), ``value`` (anything that may
     read its contents), ``test`` (compared with None), ``store`` (it is assigned, or an attribute of it), ``none`` (extended by
-    an attribute, or dropped). ``callees``: the reads to which it is passed as an argument.
+    an attribute, or dropped). ``callees``: the reads to which it is passed as an argument. ``of_locals``: it is called with
+    something that the function was given or has computed; ``is_compared``: what that call returned is.
     """
 
     root: str  # global, cell, self, super, import
@@ -88,6 +92,8 @@ class _Read:
     line: int | None
     uses: set[str] = dataclasses.field(default_factory=set)
     callees: list[_Read] = dataclasses.field(default_factory=list)
+    of_locals: bool = False
+    is_compared: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,6 +116,7 @@ _IGNORED = _ALWAYS_JUMPS | set("CACHE COPY_FREE_VARS DELETE_FAST EXTENDED_ARG KW
 _ENDS = _ALWAYS_JUMPS | frozenset("RETURN_VALUE RETURN_CONST RAISE_VARARGS RERAISE".split())
 _PUSHES = ("LOAD_", "BUILD_", "PUSH_", "FOR_ITER")  # where the stack grows, these pop nothing
 _PUSHES_NOTHING = ("JUMP_", "STORE_", "DELETE_", "POP_", "RETURN_", "RAISE_", "RERAISE", "END_")
+_COMPARISONS = ("COMPARE_OP", "CONTAINS_OP", "IS_OP")
 # The result is as good as its operands: a class in a tuple for isinstance, a list in an f-string for print.
 _COMBINES = ("BUILD_TUPLE", "BUILD_STRING", "FORMAT_", "CONVERT_VALUE", "BINARY_")
 
@@ -218,6 +225,7 @@ class _Scan:
             return
         if callee.exact:
             target.uses.add("call")
+        target.of_locals |= _UNKNOWN in arguments
         for argument in arguments:
             for read in argument.reads:
                 read.callees.append(target)
@@ -304,6 +312,10 @@ class _Scan:
         growth = dis.stack_effect(instruction.opcode, instruction.arg, jump=False)
         pops = max(int(not op.startswith(_PUSHES_NOTHING)) - growth, int(not op.startswith(_PUSHES)))
         popped = [self.pop() for _ in range(pops)]
+        if op in _COMPARISONS:
+            for value in popped:
+                if value.callee:
+                    value.callee.is_compared = True
         if op.startswith(_COMBINES) and not any(value.callee for value in popped):
             self.stack.append(_Value(tuple(read for value in popped for read in value.reads)))
         else:
@@ -568,7 +580,12 @@ class _Walk:
 
         if this is not _UNBOUND and not code.co_argcount:
             self.value(this, this_path, {"value"}, at)  # it arrives in *args
+        # of a class that is walked: its ``self``, of which it may ask the type, is none of the function's arguments
+        is_unbound = this is _UNBOUND and function.__qualname__.rpartition(".")[0].rpartition(".")[2] not in ("", "<locals>")
         for read in scan.reads:
+            if read.of_locals and read.is_compared and not is_unbound and find(read) is type:
+                here = f"{code.co_qualname}, {code.co_filename}:{read.line}" + (f", reached from {at}" if at else "")
+                self.refuse("type", "is not that of a tensor or a number while the function is traced", "ask isinstance", here)
             uses = read.uses - {"none"}
             for callee in read.callees:
                 target = find(callee)

@@ -35,7 +35,7 @@ class LayoutError(WideloadError, ValueError):
 
 
 class RangeError(WideloadError, ValueError):
-    """A number outside the range that torch allows."""
+    """A number outside the range that torch, a GPU or a measurement allows."""
 
 
 class OverlapError(WideloadError, RuntimeError):

@@ -231,7 +231,7 @@ class FusedFunction:
         wants_grad = _wants_grad(call.tensors)
         if call.device.type == "cuda" and is_plain and not wants_grad:
             return self._run(call, functools.partial(self._launch, call))
-        if call.device.type == "meta":
+        if call.device.type == "meta" and not wants_grad:
             return self._run(call, functools.partial(self._call_meta, call))
         if is_plain and wants_grad:
             return self._run(call, functools.partial(self._call_differentiable, call))

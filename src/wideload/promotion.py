@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from wideload.dtypes import dtype_name, is_half, is_storage, widened
+from wideload.dtypes import dtype_name, is_half, is_storage, widened, without_autocast
 from wideload.errors import DtypeError
 from wideload.expr import Apply, Const, Node, Number
 from wideload.ops_table import Op
@@ -46,7 +46,7 @@ def _instance(sample: Sample, is_widened: bool = False) -> Any:
 @functools.lru_cache(maxsize=65536)
 def infer_dtype(op: Op, samples: tuple[Sample, ...], default_dtype: torch.dtype) -> torch.dtype:
     """The dtype of ``op``'s result: torch is asked on one-element tensors of ones. Raises ``DtypeError`` with torch's own words."""
-    with torch.no_grad():
+    with torch.no_grad(), without_autocast():
         try:
             result = op.torch(*map(_instance, samples))
         except NotImplementedError as error:  # the CPU lacks the dtype, CUDA need not: ask one width up

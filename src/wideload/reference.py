@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from wideload.dtypes import widened
+from wideload.dtypes import widened, without_autocast
 from wideload.errors import LayoutError
 from wideload.expr import (
     Apply,
@@ -39,6 +39,7 @@ from wideload.views import View, ViewStep, apply_views
 __all__ = ["evaluate_expr", "with_seed"]
 
 
+@without_autocast()
 def evaluate_expr(
     expr: Expr,
     outputs: Sequence[int],

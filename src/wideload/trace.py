@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from wideload.draws import DRAW_SPELLINGS, Bits
-from wideload.dtypes import dtype_name
+from wideload.dtypes import dtype_name, without_autocast
 from wideload.errors import DtypeError, LayoutError, TraceError
 from wideload.expr import (
     Apply,
@@ -116,7 +116,8 @@ def trace_function(fn: Callable[..., Any], name: str, args: Any, kwargs: Any) ->
     args, kwargs = map_structure(tracer.enter, args), map_structure(tracer.enter, kwargs)
     outer, _active.tracer = getattr(_active, "tracer", None), tracer
     try:
-        returned = fn(*args, **kwargs)
+        with torch.enable_grad(), without_autocast():  # whatever the caller's modes are, what the function itself sets is seen
+            returned = fn(*args, **kwargs)
         if tracer.refusal is not None:
             raise tracer.refusal
     finally:
@@ -404,6 +405,7 @@ class _Tensor(torch.Tensor):
     """
 
     __array_ufunc__ = None  # a NumPy scalar on the left leaves the operator to this class
+    __class__ = property(lambda self: torch.Tensor)
     _node: int
     _shape: tuple[int, ...]
 
@@ -425,7 +427,8 @@ class _Tensor(torch.Tensor):
             raise AttributeError(f"a tensor has no attribute {name!r}")
         if callable(member):
             return functools.partial(_tracer().call_method, member, self)
-        return _tracer().read(name, self)
+        tracer = _tracer()
+        return tracer.recorded(tracer.read(name, self), [self])
 
     @property
     def dtype(self) -> torch.dtype:  # type: ignore[override]
@@ -472,10 +475,12 @@ class _Tensor(torch.Tensor):
         return self._shape[0]
 
     def __iter__(self) -> Any:
-        return iter(_tracer().view(self, "unbind"))
+        tracer = _tracer()
+        return iter(tracer.recorded(tracer.view(self, "unbind"), [self]))
 
     def __getitem__(self, index: Any) -> Any:
-        return _tracer().index(self, index)
+        tracer = _tracer()
+        return tracer.recorded(tracer.index(self, index), [self])
 
     def __setitem__(self, index: Any, value: Any) -> None:
         _refuse("an indexed assignment writes into a tensor", "Use torch.where to choose between values")
@@ -596,6 +601,7 @@ class _Tracer:
         self._operands: list[_Tensor] = []
         self._entered: dict[int, _Tensor] = {}
         self._aliased: set[int] = set()  # nodes that views were taken of
+        self._unrecorded: set[int] = set()  # nodes without a gradient, since the function had turned gradients off
         self.same_shapes: list[tuple[int, int]] = []  # what was stored in place, and where
 
     # -- arguments and results
@@ -642,8 +648,30 @@ class _Tracer:
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a torch function or method, as a proxy, a structure of proxies or a Python value."""
-        name = getattr(func, "__name__", "")
         leaves = _leaves((args, kwargs))
+        if torch.is_autocast_enabled("cpu" if self.device.type == "cpu" else "cuda"):
+            _refuse("torch.autocast has no effect inside a fused function", "Convert with .to(dtype), and leave it out")
+        return self.recorded(self._call(func, leaves, args, kwargs), leaves)
+
+    def recorded(self, result: Any, operands: list[Any]) -> Any:
+        """What a call returned; where the function has turned gradients off, what is new of it has none."""
+        if torch.is_grad_enabled():
+            return result
+        return map_structure(lambda leaf: leaf if any(leaf is operand for operand in operands) else self._detached(leaf), result)
+
+    def _detached(self, leaf: Any) -> Any:
+        if not isinstance(leaf, _Tensor) or isinstance(leaf, _Coordinates | _ReducedTensor) or not _has_gradients(self.dtype(leaf)):
+            return leaf
+        if leaf._node in self._unrecorded:
+            return leaf
+        detached = self._apply(OPS["detach"], (leaf,))
+        self._unrecorded.add(detached._node)
+        if isinstance(self.nodes[leaf._node], Viewed) or leaf._node in self._aliased:
+            self._aliased.add(detached._node)
+        return detached
+
+    def _call(self, func: Callable[..., Any], leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = getattr(func, "__name__", "")
         for leaf in leaves:
             if isinstance(leaf, _ReducedTensor):
                 self.refuse_reduced(_spelled(func), leaf)
@@ -875,6 +903,9 @@ class _Tracer:
         if isinstance(node, Viewed) or target._node in self._aliased:
             _refuse(f"{name} writes in place where another tensor shares the memory", "Use the out-of-place form")
         have, got = self.dtype(target), self.dtype(value)
+        if not torch.is_grad_enabled() and _has_gradients(have) and target._node not in self._unrecorded:
+            what = f"{name} writes in place where gradients are off, which leaves the gradient of what was there"
+            _refuse(what, "Use the out-of-place form")
         if not torch.can_cast(got, have):
             where = f"(at {_user_location()})"
             raise DtypeError(
@@ -884,7 +915,7 @@ class _Tracer:
             raise self._misfit(
                 f"{name}: the result has shape {value._shape}, the tensor it is stored in {target._shape} (at {_user_location()})."
             )
-        stored = self._cast(value, have)._node
+        stored = self.recorded(self._cast(value, have), [])._node
         self.same_shapes.append((stored, target._node))
         target._node = stored
         return target
@@ -993,6 +1024,10 @@ def _leaves(tree: Any) -> list[Any]:
     if isinstance(tree, (tuple, list)):
         return [leaf for item in tree for leaf in _leaves(item)]
     return [leaf for item in tree.values() for leaf in _leaves(item)] if isinstance(tree, dict) else [tree]
+
+
+def _has_gradients(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
 
 
 def _property_name(func: Callable[..., Any]) -> str:

@@ -386,3 +386,20 @@ def test_progress_shows_on_a_terminal_after_a_while(monkeypatch: pytest.MonkeyPa
         assert progress._bar is not None
     captured = capsys.readouterr()
     assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        *[("precision", -0.1), ("precision", math.nan), ("max_samples", 0), ("max_seconds", -1.0), ("max_seconds", math.nan)],
+        *[("warm_up_seconds", -1.0), ("warm_up_seconds", math.nan), ("bytes", -1), ("rtol", -1e-3), ("rtol", math.nan), ("atol", -1.0)],
+        *[("check", True), ("check", "eager"), ("against", {1: torch.neg})],
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused_before_anything_runs(argument: str, value: Any) -> None:
+    def runs(x: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("it was called")
+
+    with pytest.raises(wl.WideloadError, match=f"^{argument}=.*allowed") as caught:
+        bench(runs, torch.ones(4), **{argument: value})
+    assert isinstance(caught.value, ValueError)

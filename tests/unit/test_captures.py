@@ -708,6 +708,8 @@ class Color(enum.IntEnum):
 ALLOWED = {
     "swiglu": lambda g, u: F.silu(g) * u,
     "constants": lambda x: x * math.sqrt(2 / math.pi) + np.float32(2) * torch.pi + float("inf") + torch.finfo(x.dtype).eps,
+    "the type of an argument, called": lambda pair: type(pair)(pair),
+    "the type of a captured value": lambda x: x if type(K) is float else -x,
     "getattr": lambda x: getattr(torch, "relu")(x),  # noqa: B009 - the spelling under test
     "named tuple result": lambda x: Bounds(x, x + 1),
     "dataclass result": lambda x: Pair(x, x + 1),
@@ -864,6 +866,14 @@ REFUSED = [
     (lambda x: uuid.uuid4().int * x, "urandom`", "next call", "before"),
     (lambda x: torch.rand(3) * x, "`torch.rand`", "next call", "before"),
     (lambda x: x * torch.cuda.device_count(), "`torch.cuda.device_count`", "next call", "before"),
+    (lambda x: x if torch.is_inference_mode_enabled() else -x, "`torch.is_inference_mode_enabled`", "next call", "before"),
+    (lambda x: x if torch.are_deterministic_algorithms_enabled() else -x, "`torch.are_deterministic", "next call", "before"),
+    (lambda x: x.to(torch.get_autocast_dtype("cpu")), "`torch.get_autocast_dtype`", "next call", "before"),
+    (lambda x: x * torch.get_num_threads(), "`torch.get_num_threads`", "next call", "before"),
+    (lambda x: x if torch.get_default_device().type == "cpu" else -x, "`torch.get_default_device`", "next call", "before"),
+    (lambda x: x if type(x) is torch.Tensor else -x, "`type`", "traced", "isinstance"),
+    (lambda x, s: x if type(s) in (int, float) else -x, "`type`", "traced", "isinstance"),
+    (lambda x, s: x if type(s).__name__ == "float" else -x, "`type`", "traced", "isinstance"),
     (lambda x: float(os.environ["K"]) * x, "`os.environ`", "_Environ", "argument"),
     (lambda x: float(os.environ.get("K")) * x, "`os.environ`", "_Environ", "argument"),
     (lambda x: float(os.getenv("K")) * x, "`environ`", "_Environ", "argument"),

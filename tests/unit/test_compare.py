@@ -227,3 +227,21 @@ def test_a_self_test_counts_every_pair() -> None:
     assert sum(tested.verdicts.values()) == tested.num_pairs == 3
     assert tested.false_rate <= tested.false_rate_bound
     assert "A/A over 3 pairs" in str(tested)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        *[("same_within", -0.1), ("same_within", float("nan")), ("confidence", 0.0), ("confidence", 1.0), ("confidence", float("nan"))],
+        *[("max_seconds", -1.0), ("names", ("one",)), ("names", ("one", "one"))],
+    ],
+)
+def test_arguments_that_make_no_sense_have_no_verdict(argument: str, value: Any) -> None:
+    """With ``same_within=-1`` a callable would be SLOWER than itself."""
+
+    def runs(x: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("it was called")
+
+    with pytest.raises(wl.WideloadError, match=f"^{argument}=.*allowed") as caught:
+        compare(runs, runs, torch.ones(4), **{argument: value})
+    assert isinstance(caught.value, ValueError)

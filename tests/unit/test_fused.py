@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 import wideload as wl
-from wideload import cache
+from wideload import cache, promotion
 from wideload.trace import trace_function
 
 bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
@@ -664,3 +664,41 @@ def test_a_module_whose_method_is_a_fused_lambda_is_copied(copied: Callable[[Any
     other.scale = 3.0
     assert other(x).tolist() == [3.0] * 3
     assert module(x).tolist() == [2.0] * 3
+
+
+AUTOCAST = (  # what torch computes in fp32 under autocast, what in the type of autocast, and what in the widest
+    lambda x, y: F.mse_loss(x, y, reduction="none"),
+    lambda x, y: F.smooth_l1_loss(x, y, reduction="none"),
+    lambda x, y: F.binary_cross_entropy_with_logits(x, y, reduction="none"),
+    lambda x, y: F.prelu(x, y[:1]),
+    lambda x, y: torch.cat([x, y]),
+)
+
+
+@pytest.mark.parametrize("body", AUTOCAST, ids=["mse", "smooth_l1", "bce", "prelu", "cat"])
+@pytest.mark.parametrize("numerics", ["fused", "eager"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_autocast_changes_neither_this_call_nor_the_next(body: Any, numerics: Any, dtype: torch.dtype, is_first: bool) -> None:
+    """The types are those of the arguments, and what was found out under autocast is not remembered for calls outside it."""
+    promotion.infer_dtype.cache_clear()
+    x, y = torch.tensor([-1.1, 0.3], dtype=dtype), torch.tensor([0.7, 1.3], dtype=dtype)
+    fused, want = wl.fuse(body, numerics=numerics), body(x, y)
+    if not is_first:
+        torch.testing.assert_close(fused(x, y), want)
+    with torch.autocast("cpu", torch.float16):
+        inside = fused(x, y)
+        grad = torch.autograd.grad(fused(x.requires_grad_(), y).sum(), x)[0]
+    torch.testing.assert_close(inside, want)
+    torch.testing.assert_close(fused(x.detach(), y), want)
+    torch.testing.assert_close(grad, torch.autograd.grad(body(x, y).sum(), x)[0])
+
+
+def test_autocast_inside_a_fused_function_is_refused() -> None:
+    def body(x: Any, enabled: bool) -> Any:
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            return x * 2
+
+    with pytest.raises(wl.TraceError, match=r"autocast has no effect.*x \* 2.*\.to\(dtype\)"):
+        wl.fuse(body)(torch.ones(2), True)
+    assert torch.equal(wl.fuse(body)(torch.ones(2), False), torch.full((2,), 2.0))

@@ -449,6 +449,65 @@ def test_any_of_the_results_may_have_no_gradient(f: Any) -> None:
         torch.testing.assert_close(alone, want)
 
 
+def _scaled_without_gradient(x: Any) -> Any:
+    with torch.no_grad():
+        scale = x * 2
+        scale += 1  # of what was made here
+        left, right = x.chunk(2)
+        same = x.float()  # the argument itself, which keeps its gradient
+        with torch.enable_grad():
+            squared = x.square()
+    return x * scale, x[:2] * left + x[2:] * right, same * 3, squared + 0 * scale, scale
+
+
+@pytest.mark.parametrize("numerics", ["fused", "eager"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_is_computed_where_gradients_are_off_has_none(numerics: Any, compiled: bool) -> None:
+    """d/dx of ``x * c`` is ``c``: 2 x + 1, x, 3 and 2 x."""
+    fused = wl.fuse(_scaled_without_gradient, numerics=numerics)
+    x = torch.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True)
+    results = torch.compile(lambda x: fused(x), fullgraph=True, backend="aot_eager")(x) if compiled else fused(x)
+    wants = ([3.0, 5.0, 7.0, 9.0], [1.0, 2.0, 3.0, 4.0], [3.0] * 4, [2.0, 4.0, 6.0, 8.0])
+    assert [result.requires_grad for result in results] == [True] * 4 + [False]
+    assert results[4].tolist() == [3.0, 5.0, 7.0, 9.0]
+    for result, want in zip(results, wants, strict=False):
+        (got,) = torch.autograd.grad(result.sum(), x, retain_graph=True)
+        assert got.tolist() == want
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_function_that_turns_gradients_off_returns_what_has_none(mode: Any) -> None:
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    result, argument, count = wl.fuse(mode()(lambda x: (F.softplus(x), x, (x > 1).int())))(x)
+    assert not result.requires_grad
+    assert argument is x
+    assert count.tolist() == [0, 1]
+    assert torch.is_grad_enabled()
+
+
+def test_gradients_are_off_in_the_function_and_on_around_it() -> None:
+    """What the caller's mode is has no part in the trace."""
+    fused = wl.fuse(_scaled_without_gradient)
+    x = torch.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True)
+    with torch.no_grad():
+        assert not fused(x)[0].requires_grad
+    (got,) = torch.autograd.grad(fused(x)[0].sum(), x)
+    assert got.tolist() == [3.0, 5.0, 7.0, 9.0]
+
+
+def test_in_place_where_gradients_are_off_the_gradient_of_what_was_there_would_stay() -> None:
+    """Torch's is then that of the value before."""
+
+    def bounded(x: Any) -> Any:
+        y = x * 2
+        with torch.no_grad():
+            y.clamp_(max=3)
+        return y
+
+    with pytest.raises(wl.TraceError, match=r"clamp_ writes in place where gradients are off.*out-of-place"):
+        wl.fuse(bounded)(torch.ones(3))
+
+
 def test_dropped_elements_get_nothing_where_another_result_has_no_gradient() -> None:
     x = torch.ones(64, 8, requires_grad=True)
     dropped, _ = wl.fuse(lambda x: (F.dropout(x, 0.5)[:, :2], x * 2))(x)
@@ -506,3 +565,16 @@ def test_of_no_elements_nothing_is_planned(rows: int, columns: int) -> None:
     x, b = torch.zeros(rows, columns, requires_grad=True), torch.zeros(columns, requires_grad=True)
     assert f.plan_backward(x, b, target="h200").kernels == ()
     assert [(grad.shape, float(grad.sum())) for grad in torch.autograd.grad(f(x, b).sum(), (x, b))] == [(x.shape, 0), (b.shape, 0)]
+
+
+def test_meta_tensors_have_gradients_of_their_shapes() -> None:
+    f = wl.fuse(lambda x, b: (F.dropout(F.silu(x), 0.5) + b, x > 0))
+    x, b = (torch.empty(shape, dtype=bf16, device="meta", requires_grad=True) for shape in ((4, 6), (6,)))
+    result, mask = f(x.t(), b[:4])
+    assert (result.shape, result.stride(), result.requires_grad, mask.requires_grad) == ((6, 4), (1, 6), True, False)
+    result.sum().backward()
+    for tensor in (x, b):
+        assert tensor.grad is not None
+        assert (tensor.grad.shape, tensor.grad.dtype, tensor.grad.device.type) == (tensor.shape, bf16, "meta")
+    with torch.no_grad():
+        assert not f(x.t(), b[:4])[0].requires_grad

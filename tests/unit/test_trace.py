@@ -853,3 +853,7 @@ def test_a_concatenation_leaves_out_what_is_one_dimensional_and_empty() -> None:
     with pytest.raises(wl.LayoutError, match="all must have as many dims"):
         f(torch.empty(1), b)
     assert torch.equal(f(torch.empty(0), torch.ones(3)), torch.full((3,), 2.0))
+
+
+def test_a_traced_tensor_is_of_torchs_class() -> None:
+    assert wl.fuse(lambda x: x + 1 if x.__class__ is torch.Tensor else x)(torch.zeros(1)).item() == 1

@@ -15,6 +15,7 @@ from wideload.errors import WideloadError
 from wideload.measure.outcome import requested_tolerance
 from wideload.measure.result import BenchResult
 from wideload.measure.session import Options, Progress, RequestedMode, Session
+from wideload.measure.statistics import require
 from wideload.measure.timing import WARM_UP_SECONDS, StopRule, collect
 
 __all__ = ["bench"]
@@ -57,7 +58,8 @@ def bench(
     After ``warm_up_seconds``, and once the SM clock is steady, sampling starts; it ends when the median's standard error is
     ``precision`` of it, or at ``max_samples`` or ``max_seconds`` each.
 
-    Raises what ``fn`` raises, and ``DeviceError`` for a mode that its device does not have. What a rival raises, its label says.
+    Raises what ``fn`` raises, ``DeviceError`` for a mode that its device does not have, and ``RangeError`` for an argument of its own
+    that makes no sense. What a rival raises, its label says.
 
     >>> import torch
     >>> from wideload.measure import bench, random_tensor
@@ -68,6 +70,7 @@ def bench(
     subject = name or str(getattr(fn, "__name__", type(fn).__name__))
     if subject in against:
         raise WideloadError(f"two contenders are called {subject!r}. Rename the one in against, or give name=.")
+    require(all(isinstance(rival, str) for rival in against), "against", [*against], "callables by name")
     options = Options(mode, bytes, out, check, tolerance=requested_tolerance(rtol, atol), device=device, warm_up_seconds=warm_up_seconds)
     session = Session({subject: fn, **against}, args, kwargs, options)
     rule = StopRule(

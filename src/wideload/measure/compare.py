@@ -21,7 +21,7 @@ from wideload.measure.labels import is_ranked
 from wideload.measure.outcome import requested_tolerance
 from wideload.measure.result import BenchResult, Contender
 from wideload.measure.session import Options, Progress, RequestedMode, Session
-from wideload.measure.statistics import Interval, Verdict, judge_ratio, rate_upper_bound, ratio_interval
+from wideload.measure.statistics import Interval, Verdict, judge_ratio, rate_upper_bound, ratio_interval, require
 from wideload.measure.timing import WARM_UP_SECONDS, Collected, Stopped
 from wideload.measure.trial import reference_of
 
@@ -68,6 +68,7 @@ def decide(
     A drift that is steady over four samples falls on both alike. Where b is no different from a, FASTER and SLOWER together
     have a probability of at most ``1 - confidence``.
     """
+    _check_bounds(same_within, confidence, max_seconds)
     deadline = time.perf_counter() + max_seconds
     share = 1 - (1 - confidence) / len(LOOKS)
     a: list[float] = []
@@ -89,6 +90,12 @@ def decide(
             break
     stopped: Stopped = "verdict" if verdict != "UNCLEAR" else "max_seconds" if is_late else "max_samples"
     return Decision(tuple(a), tuple(b), interval, verdict, stopped)
+
+
+def _check_bounds(same_within: float, confidence: float, max_seconds: float = 0.0) -> None:
+    require(same_within >= 0, "same_within", same_within, "a share of the time, 0 and more")
+    require(0 < confidence < 1, "confidence", confidence, "more than 0 and less than 1")
+    require(max_seconds >= 0, "max_seconds", max_seconds, "0 and more")
 
 
 # ---- reporting
@@ -219,6 +226,7 @@ def compare(
     ``same_within``; FASTER, SLOWER: by more; each with ``confidence``. They may compute different things, which is then noted;
     with ``check``, a reference, one that is wrong gets no verdict.
     """
+    _check_bounds(same_within, confidence, max_seconds)
     options = Options(mode, None, out, check, tolerance=requested_tolerance(rtol, atol), device=device, warm_up_seconds=warm_up_seconds)
     session = _open_session(a, b, args, kwargs, names, options)
     with session.current_device(), Progress("comparing") as progress:
@@ -242,6 +250,7 @@ def self_test(fn: Callable[..., Any], *args: Any, num_pairs: int = 200, mode: Re
 
     Both sides are prepared once, each with its own buffers, and sampled afresh for every pair.
     """
+    require(num_pairs >= 1, "num_pairs", num_pairs, "1 and more")
     session = _open_session(fn, fn, args, kwargs, None, Options(mode))
     verdicts: Counter[Verdict] = Counter()
     with session.current_device(), Progress("A/A") as progress:
@@ -266,6 +275,7 @@ def _open_session(
     if names is None:
         own = tuple(str(getattr(fn, "__name__", "")) for fn in (a, b))
         names = (own[0], own[1]) if own[0] != own[1] and all(name.isidentifier() for name in own) else ("a", "b")
+    require(len(set(names)) == 2 == len(names), "names", names, "two that differ")
     is_binding = options.check is not None
     check = options.check if is_binding else reference_of(a) or reference_of(b) or a
     options = replace(options, check=check, is_check_binding=is_binding, is_mode_common=True)
@@ -287,6 +297,7 @@ def compare_results(
     Runs apart in time differ by more than their samples show: ``same_within`` has to cover that. Results from different GPUs,
     drivers, arguments or ways of timing are UNCLEAR, and say why.
     """
+    _check_bounds(same_within, confidence)
     first, second = _read(a), _read(b)
     obstacle = _obstacle(first, second)
     rivals_a, rivals_b = ({contender.name: contender for contender in result.against} for result in (first, second))

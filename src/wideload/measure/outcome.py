@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from wideload.measure.operands import same_size_integer, without_expansion
+from wideload.measure.statistics import require
 
 __all__ = ["Tolerance", "default_tolerance", "find_difference", "is_poisoned", "poison", "requested_tolerance", "tensors_of"]
 
@@ -46,7 +47,9 @@ def default_tolerance(dtype: torch.dtype) -> Tolerance:
 
 
 def requested_tolerance(rtol: float | None, atol: float) -> Tolerance | None:
-    """Return the tolerance that a caller asks for; ``None`` for that of the dtypes."""
+    """Return the tolerance that a caller asks for; ``None`` for that of the dtypes. Raises ``RangeError`` for what is negative or NaN."""
+    require(rtol is None or rtol >= 0, "rtol", rtol, "0 and more")
+    require(atol >= 0, "atol", atol, "0 and more")
     return None if rtol is None and atol == 0.0 else Tolerance(rtol or 0.0, atol)
 
 

@@ -23,6 +23,7 @@ from wideload.measure.labels import SHORT_CALL_US
 from wideload.measure.operands import OperandInfo, Operands, describe_operands, held_tensors, unique_bytes
 from wideload.measure.outcome import Tolerance, tensors_of
 from wideload.measure.result import Contender
+from wideload.measure.statistics import require
 from wideload.measure.timing import Collected, Mode, Sampler
 from wideload.measure.trial import Gpu, Rotation, Trial, frozen, reference_of
 
@@ -48,6 +49,11 @@ class Options:
     tolerance: Tolerance | None = None
     device: torch.device | str | None = None
     warm_up_seconds: float = timing.WARM_UP_SECONDS
+
+    def __post_init__(self) -> None:
+        require(self.nbytes is None or self.nbytes >= 0, "bytes", self.nbytes, "0 and more, or None")
+        require(self.check is None or self.check is False or callable(self.check), "check", self.check, "a callable, False or None")
+        require(self.warm_up_seconds >= 0, "warm_up_seconds", self.warm_up_seconds, "0 and more")
 
 
 class Session:

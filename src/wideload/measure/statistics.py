@@ -15,6 +15,8 @@ from typing import Literal
 
 import numpy as np
 
+from wideload.errors import RangeError
+
 __all__ = [
     "Interval",
     "Summary",
@@ -24,6 +26,7 @@ __all__ = [
     "median_error",
     "rate_upper_bound",
     "ratio_interval",
+    "require",
     "summarize",
 ]
 
@@ -52,6 +55,12 @@ class Interval:
     low: float
     high: float
     confidence: float
+
+
+def require(is_allowed: bool, name: str, value: object, allowed: str) -> None:
+    """Raise ``RangeError`` where ``value`` of argument ``name`` is none of the ``allowed``; a comparison with NaN allows nothing."""
+    if not is_allowed:
+        raise RangeError(f"{name}={value!r}; allowed: {allowed}")
 
 
 def summarize(samples: Sequence[float]) -> Summary:

@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 
-from wideload.measure.statistics import median_error
+from wideload.measure.statistics import median_error, require
 
 __all__ = [
     "Capture",
@@ -406,6 +406,11 @@ class StopRule:
     max_samples: int = 1000
     max_seconds: float = 2.0
     """Of all contenders together, times their number."""
+
+    def __post_init__(self) -> None:
+        require(self.precision >= 0, "precision", self.precision, "a share of the median, 0 and more")
+        require(self.max_samples >= 1, "max_samples", self.max_samples, "1 and more")
+        require(self.max_seconds >= 0, "max_seconds", self.max_seconds, "0 and more")
 
 
 @dataclass(frozen=True, slots=True)
