@@ -469,6 +469,16 @@ def test_odd_bool_bytes_are_true_and_results_hold_0_or_1() -> None:
     assert same.view(u8).tolist() == [0, 1, 1, 1] * 9
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, bf16, f32, f64])
+def test_what_the_l2_keeps_is_what_is_read(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wideload.plan.choice.KEPT_AFTER_BYTES", 1)
+    f = wl.fuse(lambda x, t: x.float() + t.float(), name="kept_sum")
+    x, t = (torch.arange(n).remainder(97).float().to(dtype) for n in (3 * 16 * 48, 16 * 48))
+    x, t = x.view(3, 16, 48), t.view(16, 48)
+    assert "load_kept<" in f.plan(x, t, target="sm_90").kernels[0].source
+    assert_same(run_emulated(f, x, t), x.float() + t.float())
+
+
 def test_a_planted_fault_is_found() -> None:
     """The last block without its bounds reads and writes beyond the end."""
     plan = add.plan(torch.ones(33), torch.ones(33), target="sm_90").kernels[0]

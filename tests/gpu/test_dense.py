@@ -286,3 +286,22 @@ def test_an_error_writes_nothing() -> None:
         add(room[:500], room[500:], out=room[250:750])
     torch.cuda.synchronize()
     assert_same(room, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_what_the_l2_keeps_is_what_is_read(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accesses of 4 to 64 bytes; of a call beside another, and of gradients, whose kernels wait for each other."""
+    monkeypatch.setattr("wideload.plan.choice.KEPT_AFTER_BYTES", 1)
+    x, t = (torch.randn(shape, device=DEVICE).to(dtype) for shape in ((5, 37, 48), (37, 48)))
+    f = wl.fuse(lambda x, t: (x.float() + t.float(), t.float() * 2), name="kept_sum")
+    assert "load_kept<" in "".join(kernel.source for kernel in f.plan(x, t).kernels)
+    got, doubled = f(x, t)
+    assert_same(got, x.float() + t.float())
+    assert_same(doubled, t.float() * 2)
+    if dtype.itemsize == 1:
+        return
+    x.requires_grad_(), t.requires_grad_()
+    product = wl.fuse(lambda x, t: x * t, name="kept_product")
+    gradients = torch.autograd.grad(product(x, t), (x, t), torch.ones_like(x))
+    assert_same(gradients[0], t.detach().expand_as(x).contiguous())
+    torch.testing.assert_close(gradients[1], x.detach().double().sum(0).to(dtype))

@@ -222,6 +222,24 @@ QUOTIENT = "::div_full(x, y)"
 
 
 @pytest.mark.parametrize(
+    ("function", "is_cheap"),
+    [
+        (lambda x: (y := F.silu(x.float()), (y.to(torch.float8_e4m3fn), wl.amax(y)))[1], True),
+        (lambda x: (y := F.silu(x.float()), (y.to(torch.bfloat16), wl.any_nonfinite(y)))[1], True),
+        (lambda x: wl.amax(F.silu(x.float())), False),  # alone
+        (lambda x: (y := F.silu(x.float()), (y, wl.amax(y)))[1], False),  # beside fp32
+        (lambda x: (x * 2, wl.amax(F.silu(x.float()))), False),  # of what no other result is made of
+        (lambda x: (y := F.silu(x.float()), (y.to(torch.bfloat16), wl.amax(y + 1)))[1], False),
+        (lambda x: wl.amax(F.silu(x)), True),  # of a half
+    ],
+)
+def test_a_value_of_all_elements_is_that_of_what_the_others_are_made_of(function: Callable[..., Any], is_cheap: bool) -> None:
+    source = wl.fuse(function, name="f").plan(torch.ones(64, dtype=torch.bfloat16), target="sm_90").kernels[0].source
+    kinds = {line.strip() for line in source.splitlines() if "silu = ::" in line}
+    assert kinds == {f"const float silu = ::{'half_' * is_cheap}silu({'cast' if 'cast' in ''.join(kinds) else 'x'});"}
+
+
+@pytest.mark.parametrize(
     "function",
     [lambda x, y: x / y, lambda x, y: x - x / y, lambda x, y: ((x / y).sqrt() * (x / y), x / y), lambda x, y: (x / y + 1).floor()],
     ids=["stored", "read by arithmetic", "read and stored", "rounded to a whole number"],

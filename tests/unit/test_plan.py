@@ -50,6 +50,35 @@ def at(x: torch.Tensor, offset: int) -> torch.Tensor:
     return store[skip : skip + x.numel()].copy_(x.flatten()).view(x.shape)
 
 
+# ---- what the L2 keeps
+
+HALVES = wl.fuse(lambda x, t: torch.cat((x[..., :64] * t, x[..., 64:] - t), -1), name="halves")
+"""Of x [batch, positions, heads, 128] and t [positions, 1, 64]: as RoPE reads its tables."""
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "kept"),
+    [
+        # By hand: 2 x 4096 x 32 x (128 + 128 + 64 + 64) bytes pass between two reads of the tables, 48 MiB.
+        (HALVES, (meta(8, 4096, 32, 128, dtype=bf16), meta(4096, 1, 64, dtype=bf16)), {"t"}),
+        (HALVES, (meta(1, 4096, 32, 128, dtype=bf16), meta(4096, 1, 64, dtype=bf16)), set()),  # once alone
+        (HALVES, (meta(8, 64, 32, 128, dtype=bf16), meta(64, 1, 64, dtype=bf16)), set()),  # 768 KiB
+        # 3 x 2 x 2048 x 2048 bytes, 24 MiB; of 1024 x 1024, 6 MiB; of 4096 x 4096 the mask alone has 32 MiB.
+        (add, (meta(2, 32, 2048, 2048, dtype=bf16), meta(2048, 2048, dtype=bf16)), {"y"}),
+        (add, (meta(2, 32, 1024, 1024, dtype=bf16), meta(1024, 1024, dtype=bf16)), set()),
+        (add, (meta(2, 32, 4096, 4096, dtype=bf16), meta(4096, 4096, dtype=bf16)), set()),
+        (add, (meta(16384, 16384), meta(16384)), set()),  # the next row reads it again
+        (add, (meta(16384, 16384), meta(16384, 1)), set()),
+        (biased, (meta(64, 4096, 1024), meta(4096, 1024)), {"bias"}),  # in strips
+    ],
+)
+def test_the_l2_keeps_what_an_outer_dim_reads_again_much_later(function: Any, args: tuple[torch.Tensor, ...], kept: set[str]) -> None:
+    kernel = plan(function, *args)
+    flags = kernel.variant.kept or [False] * len(kernel.program.parameters)
+    assert {p.name.split("_")[0] for p, is_kept in zip(kernel.program.parameters, flags, strict=True) if is_kept} == kept
+    assert ("L2" in reasons(kernel)) == bool(kept)
+
+
 # ---- family
 
 DENSE = [

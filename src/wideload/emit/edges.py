@@ -21,9 +21,7 @@ def guarded(variant: Variant, condition: str, whole: Sequence[str], comment: str
     return [f"if ({condition}) {{  // whole accesses", *indented(whole), f"}} else {{  // {comment}", *indented(edge), "}"]
 
 
-def computed(
-    program: Program, variant: Variant, loop: Sequence[str], whole: Sequence[str], comment: str, edge: Sequence[str]
-) -> list[str]:
+def computed(program: Program, variant: Variant, loop: Sequence[str], whole: Sequence[str], comment: str, edge: Sequence[str]) -> list[str]:
     """The ``loop`` over a thread's elements, then its stores: ``whole``, or ``edge`` where not ``is_full``.
 
     A result that is one value of all elements puts the loop into both branches: before them, it would leave a word of every element in

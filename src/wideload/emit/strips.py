@@ -21,6 +21,7 @@ def emit_strips(program: Program, variant: Variant) -> str:
     count = variant.elements // rows
     _, unsigned, _ = INDEX_TYPES[variant.index_bits]
     loads = [(p, access) for p, access in zip(program.parameters, variant.loads, strict=True) if access in ("vector", "repeated", "row")]
+    functions = {p.name: function for p, function in zip(program.parameters, variant.load_functions, strict=True)}
     divisors = [f"slots{d}" for d in range(rank - 1)]
     sizes = ["n", *division_sizes(divisors)]
     names = [*(p.name for p, _ in loads), *(r.name for r in program.results)]
@@ -39,9 +40,9 @@ def emit_strips(program: Program, variant: Variant) -> str:
             case "row":
                 own.append(f"{p.name}_v[r] = {p.name}_data[{place(p.name)}];")
             case "vector":
-                own.append(f"{p.name}_v[r] = load_vector<{count}>({p.name}_data + ({place(p.name)} + column));")
+                own.append(f"{p.name}_v[r] = {functions[p.name]}<{count}>({p.name}_data + ({place(p.name)} + column));")
             case _:
-                repeated.append(f"{p.name}_v = load_vector<{count}>({p.name}_data + ({place(p.name, '0')} + column));")
+                repeated.append(f"{p.name}_v = {functions[p.name]}<{count}>({p.name}_data + ({place(p.name, '0')} + column));")
     held = {p.name: {"row": f"{p.name}_v[r]", "vector": f"{p.name}_v[r].get(k)"}.get(a, f"{p.name}_v.get(k)") for p, a in loads}
     operands = [f"widen({held[p.name]})" if p.name in held else p.name for p in program.parameters]
     each = [

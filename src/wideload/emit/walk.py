@@ -16,12 +16,16 @@ __all__ = ["WalkedLoad", "store_functions", "walk_sizes", "walked_loads", "whole
 
 @dataclass(frozen=True)
 class WalkedLoad:
-    """An operand that is read along the rows, every ``step``-th element; its aligned words begin ``first`` elements before its own."""
+    """An operand that is read along the rows, every ``step``-th element; its aligned words begin ``first`` elements before its own.
+
+    ``function`` makes a whole access.
+    """
 
     parameter: Parameter
     access: Access
     step: int = 1
     first: int = 0
+    function: str = "load_vector"
 
     @property
     def name(self) -> str:
@@ -35,8 +39,10 @@ class WalkedLoad:
 
 def walked_loads(program: Program, variant: Variant) -> list[WalkedLoad]:
     """The operands that are read along the rows, not once for all elements."""
-    loads = zip(program.parameters, variant.loads, variant.load_steps, strict=True)
-    return [WalkedLoad(p, access, *step) for p, access, step in loads if access in ("vector", "realigned", "stepped", "row")]
+    loads = zip(program.parameters, variant.loads, variant.load_steps, variant.load_functions, strict=True)
+    return [
+        WalkedLoad(p, access, *step, function) for p, access, step, function in loads if access in ("vector", "realigned", "stepped", "row")
+    ]
 
 
 def walk_sizes(loads: Sequence[WalkedLoad], rank: int) -> list[str]:
@@ -61,7 +67,7 @@ def whole_loads(loads: Sequence[WalkedLoad], count: int, row: Callable[[WalkedLo
             case "realigned":
                 value = f"load_shifted<{count}>({data} + {at(load)})"
             case _:
-                value = f"load_vector<{count}>({data} + {at(load)})"
+                value = f"{load.function}<{count}>({data} + {at(load)})"
         lines.append(f"{load.name}_v = {value};")
     return lines
 

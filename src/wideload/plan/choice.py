@@ -5,6 +5,7 @@ Integers and reasons; no family is preferred here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -26,11 +27,19 @@ __all__ = [
     "division_numbers",
     "edge_reasons",
     "find_steps",
+    "is_read_again",
 ]
 
 MAX_STEP_BYTES = REGISTER_BYTES
 """From one element to the next of an operand that is read whole and picked from, at most: every register then has one that is wanted. Where
 one had none, ptxas would make narrow accesses of the wide one."""
+
+
+KEPT_AFTER_BYTES = 8 << 20
+"""What passes through the L2 between two reads of an element from where on the second may miss it: a fifth of an A100's, a sixth of an
+H200's."""
+MAX_KEPT_BYTES = 20 << 20
+"""Of an operand that the L2 is asked to keep: half of an A100's 40 MiB (gpus.csv), which no operand has to itself."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +139,19 @@ def choose_index_bits(space: IterSpace, walks: Sequence[Walk], num_covered: int)
 def are_rows_whole(size: int, elements: int, beat: tuple[int, ...], accesses: Sequence[Access]) -> bool:
     """Whether rows of ``size`` elements are made of whole accesses, each of them aligned for all operands."""
     return size % elements == 0 and not any(beat) and not {"realigned", "stepped", "turned_realigned", "elements"} & set(accesses)
+
+
+def is_read_again(walk: Walk, walks: Sequence[Walk], sizes: Sequence[int]) -> bool:
+    """Whether an outer dim reads all of an operand again, after so much of ``walks`` that only what the L2 was asked to keep is there.
+
+    RoPE of (8, 4096, 32, 128) in bf16 reads 2 MiB of tables for each of 8 batches of 64 MiB: asked to keep them, an H200 does it at 0.992
+    of the wall, else at 0.961.
+    """
+    nbytes = sum(other.type.itemsize for other in walks if not other.is_uniform)
+    own = math.prod(size for size, stride in zip(sizes, walk.strides, strict=True) if stride) * walk.type.itemsize
+    return own <= MAX_KEPT_BYTES and any(
+        not walk.strides[d] and any(walk.strides[:d]) and math.prod(sizes[:d]) * nbytes >= KEPT_AFTER_BYTES for d in range(len(sizes))
+    )
 
 
 def choose_accesses(inputs: Sequence[Walk], beat: tuple[int, ...], elements: int) -> tuple[Access, ...] | None:

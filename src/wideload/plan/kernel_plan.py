@@ -14,7 +14,7 @@ from wideload.errors import LayoutError
 from wideload.expr import Expr, Load, Numerics
 from wideload.layout import INT31_MAX, IterSpace, build_space, contiguous_strides, expand_strides, like_strides
 from wideload.lower import Program, Store, lower_expr
-from wideload.plan.choice import Choice, Reason, Walk
+from wideload.plan.choice import Choice, Reason, Walk, is_read_again
 from wideload.plan.columns import choose_columns, find_parts
 from wideload.plan.dense import choose_dense
 from wideload.plan.rows import choose_pitched, choose_rows
@@ -149,7 +149,11 @@ def _plan_total(name: str, total: Total, tuning: Tuning) -> KernelPlan:
     reason = Reason(
         "cache", "coherent loads", "what is read is written by the kernel before, which need not have ended when this one starts"
     )
-    return replace(plan, variant=replace(plan.variant, reads_results=True), reasons=(*plan.reasons, reason))
+    return replace(plan, variant=replace(plan.variant, reads_results=True, kept=()), reasons=(*plan.reasons, reason))
+
+
+_KEEPING = ("strips", "rows", "pitched")
+"""Families that ask the L2 to keep what is read again."""
 
 
 def _plan_kernel(
@@ -195,6 +199,13 @@ def _plan_kernel(
         paces.append(pace)
         position_sizes += [view.offset, *(along if pace.step == "apart" else along[1:])]
     load_accesses: list[Access] = ["value" if load.on_host else next(accesses) for load in loads]
+    sizes = [dim.size for dim in space.dims]
+    read_again = iter([is_read_again(walk, walks, sizes) for walk in walks[:num_inputs]])
+    asked = [not load.on_host and next(read_again) for load in loads]
+    if choice.family in _KEEPING:
+        kept = tuple(is_asked and access in ("vector", "repeated") for is_asked, access in zip(asked, load_accesses, strict=True))
+    else:
+        kept = ()
     variant = Variant(
         family=choice.family,
         loads=tuple(load_accesses),
@@ -207,6 +218,7 @@ def _plan_kernel(
         tile=choice.tile,
         is_whole=choice.is_whole,
         steps=tuple((1, 0) if load.on_host else next(steps) for load in loads) if "stepped" in choice.accesses else (),
+        kept=kept if any(kept) else (),
         paces=tuple(paces),
         strip=choice.strip,
         columns=choice.columns,
@@ -215,10 +227,13 @@ def _plan_kernel(
     reasons = [*choice.reasons, Reason("grid", f"{grid} x {variant.threads}", "one-shot: a grid-stride loop measured 5 % slower on H200")]
     if is_in_place:
         reasons.append(Reason("cache", "coherent loads", "an output is also an input, so the read-only path is not allowed"))
+    if any(kept):
+        listed = ", ".join(p.name for p, is_kept in zip(program.parameters, kept, strict=True) if is_kept)
+        reasons.append(Reason("L2", f"keeps {listed}", "read again by an outer dim, after more than what it would still hold"))
     reasons += _draw_reasons(program, paces)
     if program.reduced:
         listed = ", ".join(target.reduction.name for target in targets if target.reduction is not None)
-        reasons.append(Reason("side results", listed, "at most one atomic a block each, none where what is there is as large"))
+        reasons.append(Reason("side results", listed, "at most one atomic a warp each, none where what is there is as large"))
     sources = tuple((load.tensor, load.offset_bytes) for load in loads)
     places = tuple((target.output, target.offset_bytes) for target in targets)
     source_layouts = tuple(NodeLayout(shape, strides) for strides in load_strides)

@@ -74,7 +74,7 @@ Access = Literal[
 """How a kernel reaches an operand: one wide access; one for all rows of a strip; aligned words, realigned in registers; the aligned words
 in which it is every second, third or fourth element; one access an element, of an output whose address is not aligned as the first
 output's is; one element a row; one element for all; through its strides; through shared memory, where its fast dim is not the outputs'
-(aligned or realigned); by value (a 0-dim CPU tensor); by at most one atomic a block (one value of all elements); by one partial
+(aligned or realigned); by value (a 0-dim CPU tensor); by at most one atomic a warp (one value of all elements); by one partial
 sum of each column a block."""
 
 
@@ -146,7 +146,8 @@ class Variant:
     thread computes; ``is_in_place`` forbids the read-only cache; ``threads`` are those of a block; ``tile`` is a tile kernel's, ``strip``
     a strips kernel's, ``columns`` a columns kernel's, ``table`` a foreach kernel's. ``is_whole`` says that sizes and addresses leave no
     access that is partly outside, so that the kernel has no edges. ``steps`` are those of the loads, and how many elements before an
-    operand's first one its aligned words begin: (1, 0) of all but ``stepped`` ones. ``is_one_of_several`` kernels of a call lets them run
+    operand's first one its aligned words begin: (1, 0) of all but ``stepped`` ones. ``kept`` says of which loads the L2 is to keep what
+    they read; it is empty where of none. ``is_one_of_several`` kernels of a call lets them run
     side by side; one that ``reads_results`` of those before waits for them first.
     """
 
@@ -161,6 +162,7 @@ class Variant:
     tile: Tile | None = None
     is_whole: bool = False
     steps: tuple[tuple[int, int], ...] = ()
+    kept: tuple[bool, ...] = ()
     paces: tuple[Pace, ...] = ()
     strip: Strip | None = None
     columns: Columns | None = None
@@ -183,3 +185,8 @@ class Variant:
     def load_steps(self) -> tuple[tuple[int, int], ...]:
         """``steps``, spelt out where no load is ``stepped``."""
         return self.steps or ((1, 0),) * len(self.loads)
+
+    @property
+    def load_functions(self) -> tuple[str, ...]:
+        """The function of one whole access, by load."""
+        return tuple("load_kept" if is_kept else "load_vector" for is_kept in self.kept or (False,) * len(self.loads))

@@ -39,6 +39,25 @@ template <class T, int N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16
 // A load of sizeof(T) * N bytes; `p` must be aligned as a vec is.
 template <int N, class T> DEVICE vec<T, N> load_vector(const T* p) { return *reinterpret_cast<const vec<T, N>*>(p); }
 
+// The same of what is read again when much else has been read and written: the L2 is to keep it. The compiler may move it to before a
+// wait for another kernel: what one of those writes must not be read so.
+template <int N, class T> DEVICE vec<T, N> load_kept(const T* p)
+{
+#if __CUDA_ARCH__ >= 800
+    const int num_words = sizeof(T) * N / 4, num_quads = num_words / 4;
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    union { vec<T, N> elements; unsigned words[num_words > 0 ? num_words : 1]; } read = {};
+#pragma unroll
+    for (int k = 0; k < num_quads; ++k)
+        asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+            : "=r"(read.words[4 * k]), "=r"(read.words[4 * k + 1]), "=r"(read.words[4 * k + 2]), "=r"(read.words[4 * k + 3])
+            : "l"(reinterpret_cast<const unsigned*>(p) + 4 * k), "l"(policy));
+    if (num_quads > 0) return read.elements;
+#endif
+    return load_vector<N>(p);
+}
+
 // A number whose making the compiler does not look through.
 DEVICE unsigned settled(unsigned x)
 {
