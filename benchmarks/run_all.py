@@ -1,6 +1,6 @@
 """Runs every benchmark in this folder, one after the other in processes of their own, and sums up what they found.
 
-    python benchmarks/run_all.py [--out build/benchmarks] [--only NAME] [--skip NAME]
+    python benchmarks/run_all.py [--out build/benchmarks] [--only NAME] [--skip NAME] [--samples N]
 
 Each script's table goes to standard output as it comes, its JSON to the folder. The exit status is 0 where every row passes, 1 where one
 does not or a script fails, 2 without a GPU.
@@ -22,6 +22,8 @@ HERE = Path(__file__).parent
 NO_BENCHMARKS = ("run_all", "summary", "spoilt", "table")
 TO_STDOUT = ("first_call",)
 """Scripts whose ``--json`` takes no file."""
+SAMPLED = ("backward", "dense", "layouts", "operators", "optimizers", "sizes")
+"""Scripts that take ``--samples``."""
 FAILS = (0, 1)
 """Exit statuses of a script that has written what it found."""
 
@@ -32,13 +34,15 @@ def find_scripts(folder: Path = HERE) -> list[str]:
     return sorted(path.stem for path in scripts if path.stem not in NO_BENCHMARKS)
 
 
-def run_script(name: str, to: Path) -> int:
-    """Run one script, its JSON written to ``to``; return its exit status."""
-    command = [sys.executable, str(HERE / f"{name}.py"), "--json"]
+def run_script(name: str, to: Path, num_samples: int | None = None) -> int:
+    """Run one script, with so many samples where it takes them, its JSON written to ``to``; return its exit status."""
+    command = [sys.executable, str(HERE / f"{name}.py")]
+    if num_samples is not None and name in SAMPLED:
+        command += ["--samples", str(num_samples)]
     if name not in TO_STDOUT:
-        return subprocess.run([*command, str(to)], check=False).returncode
+        return subprocess.run([*command, "--json", str(to)], check=False).returncode
     with to.open("w", encoding="utf-8") as file:
-        return subprocess.run(command, stdout=file, check=False).returncode
+        return subprocess.run([*command, "--json"], stdout=file, check=False).returncode
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,6 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=HERE.parent / "build" / "benchmarks", help="the folder for what they write")
     parser.add_argument("--only", action="append", choices=find_scripts(), help="run this script; may be repeated")
     parser.add_argument("--skip", action="append", choices=find_scripts(), default=[], help="leave this script out; may be repeated")
+    parser.add_argument(
+        "--samples", type=int, metavar="N", help="of each contender, in the scripts that time several; as each has it if left out"
+    )
     options = parser.parse_args(arguments)
     if find_device() is None:
         return 2
@@ -57,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"\n{number}/{len(names)} {name}.py", flush=True)
         start, to = time.perf_counter(), options.out / f"{name}.json"
         to.unlink(missing_ok=True)
-        status = run_script(name, to)
+        status = run_script(name, to, options.samples)
         if status in FAILS and to.exists() and to.stat().st_size:
             programs.append(read_program(to))
         else:

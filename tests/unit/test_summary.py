@@ -147,6 +147,24 @@ def test_all_are_run_and_summed_up(scripts: Path, capfd: pytest.CaptureFixture[s
     assert run_all.main(["--out", str(scripts / "out"), "--skip", "bad", "--skip", "broken"]) == 0
 
 
+def test_samples_are_asked_of_the_scripts_that_take_them(scripts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_all, "SAMPLED", ("good",))
+    (scripts / "good.py").write_text(
+        "import json, sys\n" + 'if __name__ == "__main__":\n    '
+        "open(sys.argv[-1], 'w').write(json.dumps({'schema': 1, 'environment': {}, 'rows': [], 'arguments': sys.argv[1:-2]}))\n"
+    )
+    out = scripts / "out"
+    assert run_all.main(["--out", str(out), "--only", "good", "--samples", "7"]) == 0
+    assert json.loads((out / "good.json").read_text())["arguments"] == ["--samples", "7"]
+    assert run_all.main(["--out", str(out), "--only", "good"]) == 0
+    assert json.loads((out / "good.json").read_text())["arguments"] == []
+
+
+def test_the_scripts_that_take_samples() -> None:
+    texts = {name: (ROOT / "benchmarks" / f"{name}.py").read_text(encoding="utf-8") for name in run_all.find_scripts()}
+    assert {name for name, text in texts.items() if "run_cases(" in text or "new_parser(" in text} == set(run_all.SAMPLED)
+
+
 def test_a_script_that_writes_to_standard_output(scripts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (scripts / "good.py").write_text('import json\nprint(json.dumps({"parts_ms": {"new": 1.0}, "goals_ms": {"new": 2}}))\n')
     monkeypatch.setattr(run_all, "TO_STDOUT", ("good",))
