@@ -51,9 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=HERE.parent / "build" / "benchmarks", help="the folder for what they write")
     parser.add_argument("--only", action="append", choices=find_scripts(), help="run this script; may be repeated")
     parser.add_argument("--skip", action="append", choices=find_scripts(), default=[], help="leave this script out; may be repeated")
-    parser.add_argument(
-        "--samples", type=int, metavar="N", help="of each contender, in the scripts that time several; as each has it if left out"
-    )
+    parser.add_argument("--samples", type=int, metavar="N", help="of each contender, where a script times several")
     options = parser.parse_args(arguments)
     if find_device() is None:
         return 2

@@ -243,5 +243,5 @@ extern "C" __global__ void lanes(long long* out, const long long* in)
 }
 """
     out, numbers = torch.zeros(64, dtype=torch.int64), torch.arange(64)
-    with pytest.raises(EmulatorError, match="divergent barrier: thread 32 of a block waits .*, thread 40 has returned"):
+    with pytest.raises(EmulatorError, match=r"divergent barrier: thread 32 of a block waits .*, thread 40 has returned"):
         run_on(build(source), "lanes", (1, 1, 1), (64, 1, 1), [out, numbers], outputs=[out])
