@@ -412,7 +412,14 @@ class _Unscale(_InPlace):
         grads = super()._target(args, kwargs)
         if isinstance(grads, Tensor):
             return grads, torch.empty((), dtype=torch.float32, device=grads.device)
-        return [self._target((grad,), {}) for grad in grads] if isinstance(grads, list | tuple) else grads
+        if not isinstance(grads, list | tuple):
+            return grads
+        devices = sorted({str(grad.device) for grad in grads if isinstance(grad, Tensor)})
+        if len(devices) > 1:
+            raise DeviceError(
+                f"unscale_.foreach got gradients on {' and '.join(devices)}; one device has what is found: call it for each device"
+            )
+        return [self._target((grad,), {}) for grad in grads]
 
 
 def _unscaled(grad: Tensor, inv_scale: Any) -> tuple[Tensor, Tensor]:

@@ -194,6 +194,10 @@ def test_gradients_are_unscaled_as_gradscaler_does() -> None:
             for have in (one, two, three):
                 torch.testing.assert_close(have, due.to(have.dtype), rtol=0, atol=0, equal_nan=True)
     assert ops.unscale_.foreach([], inv_scale).item() == 0
+    apart = [torch.ones(3), torch.ones(3, device="meta")]
+    with pytest.raises(wl.DeviceError, match="got gradients on cpu and meta"):
+        ops.unscale_.foreach(apart, 2.0)
+    assert apart[0].tolist() == [1, 1, 1]
     for bad in (2.0, None, [2.0]):
         with pytest.raises(wl.WideloadError):
             ops.unscale_(bad, inv_scale)
