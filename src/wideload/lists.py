@@ -72,7 +72,8 @@ def split_lists(function: str, names: Sequence[str], args: tuple[Any, ...], kwar
     named = {names[at] if at < len(names) else f"x{at}": value for at, value in enumerate(args)} | kwargs
     lengths = {name: len(value) for name, value in named.items() if is_list(value)}
     if not lengths:
-        raise LayoutError(f"{function}.foreach was given no list. Pass lists or tuples of tensors, or call {function} itself.")
+        given = ", ".join(f"{name} a {type(value).__name__}" for name, value in named.items()) or "nothing"
+        raise LayoutError(f"{function}.foreach was given no list: {given}. Pass lists or tuples of tensors, or call {function} itself.")
     if out is not None:
         if not is_list(out):
             raise LayoutError(f"out= of {function}.foreach is a {type(out).__name__}; allowed: a list or a tuple, one item a member.")

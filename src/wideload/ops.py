@@ -416,9 +416,8 @@ class _Unscale(_InPlace):
             return grads
         devices = sorted({str(grad.device) for grad in grads if isinstance(grad, Tensor)})
         if len(devices) > 1:
-            raise DeviceError(
-                f"unscale_.foreach got gradients on {' and '.join(devices)}; one device has what is found: call it for each device"
-            )
+            listed = " and ".join(devices)
+            raise DeviceError(f"unscale_.foreach got gradients on {listed}; what is found is on one device: call it for each device")
         return [self._target((grad,), {}) for grad in grads]
 
 

@@ -36,8 +36,8 @@ def test_lists_and_tuples_are_one_item_a_call_and_all_else_is_for_all() -> None:
 def test_lengths_that_differ_are_named() -> None:
     with pytest.raises(wl.LayoutError, match=r"different lengths: a has 2, c has 3, out= has 2"):
         split_lists("f", ("a", "b"), ([1, 2], 5), {"c": (1, 2, 3)}, [1, 2])
-    with pytest.raises(wl.LayoutError, match=r"f\.foreach was given no list"):
-        split_lists("f", ("a",), (1,), {}, None)
+    with pytest.raises(wl.LayoutError, match=r"f\.foreach was given no list: a a generator, b a int\. Pass"):
+        split_lists("f", ("a", "b"), ((x for x in [1]), 1), {}, None)
     with pytest.raises(wl.LayoutError, match=r"out= of f\.foreach is a Tensor"):
         split_lists("f", ("a",), ([1],), {}, torch.zeros(1))
 
