@@ -952,7 +952,7 @@ class _Tracer:
             )
         nodes = tuple(self._cast(part, dtype)._node for part in parts)
         shape = (*parts[0]._shape[:dim], sum(part._shape[dim] for part in parts), *parts[0]._shape[dim + 1 :])
-        return _Tensor(self._add(Joined(nodes, dim, dtype, rank, _user_location())), shape)
+        return _Tensor(self._add(Joined(nodes, dim, dtype, rank, _user_location(), is_stack=name == "stack")), shape)
 
     def read(self, name: str, tensor: _Tensor) -> Any:
         if name in ("is_cuda", "is_cpu", "is_meta"):

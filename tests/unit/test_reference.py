@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import wideload as wl
 from wideload.expr import Numerics
 from wideload.reference import evaluate_expr
 from wideload.trace import NumberArg, TensorArg, trace_function
@@ -213,3 +214,32 @@ def test_gradients_go_through_views() -> None:
         (grad,) = torch.autograd.grad(evaluate(function, x, torch.ones(8), differentiable=True).square().sum(), x)
         (want,) = torch.autograd.grad(function(x, torch.ones(8)).square().sum(), x)
         assert torch.equal(grad, want)
+
+
+@pytest.mark.parametrize("dtype", [f32, f16, bf16, torch.complex32], ids=str)
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x,
+        lambda x: x.mT,
+        lambda x: x[1:, ::2],
+        lambda x: x[:1].expand(3, 4),
+        lambda x: x.real,
+        lambda x: +x,
+        lambda x: x.detach().unsqueeze(0),
+        lambda x: x.contiguous(),
+    ],
+)
+def test_what_eager_returns_as_a_view_of_an_argument_is_one(function: Callable[..., Any], dtype: torch.dtype) -> None:
+    """The same cells with the same strides, none of them written, stretched arguments too."""
+    for x in (torch.arange(8.0).view(2, 4).to(dtype), torch.arange(4.0).to(dtype).expand(2, 4), torch.ones(1).to(dtype).expand(2, 4)):
+        got, want = wl.fuse(function)(x), function(x)
+        assert (got.dtype, got.shape, got.stride()) == (want.dtype, want.shape, want.stride())
+        assert (got.data_ptr() == want.data_ptr()) == (want.untyped_storage().data_ptr() == x.untyped_storage().data_ptr())
+        assert torch.equal(torch.view_as_real(got.to(torch.complex64)), torch.view_as_real(want.to(torch.complex64)))
+
+
+def test_a_computed_half_may_be_stretched() -> None:
+    got = wl.fuse(lambda x: (x / 3).expand(2, 3))(torch.tensor([[1.0, 2.0, 10.0]], dtype=f16))
+    assert got.stride() == (0, 1)
+    assert got.tolist() == [[0.333251953125, 0.66650390625, 3.333984375]] * 2  # 1365/2^12, 1365/2^11, 1707/2^9
