@@ -655,6 +655,7 @@ class _Tracer:
             args, kwargs = map_structure(lambda leaf: self._meet(leaf, like, made), (args, kwargs))
         if kwargs.get("out") is not None:
             _refuse(f"{_spelled(func)} has out= inside a fused function", "Return the result, and give out= to the fused function")
+        kwargs = {key: value for key, value in kwargs.items() if key != "out"}
         if func in _CONVERSIONS:
             return self._convert(func, *args, **kwargs)
         wanted = kwargs.get("memory_format", torch.preserve_format)
@@ -999,9 +1000,18 @@ def _property_name(func: Callable[..., Any]) -> str:
     return str(getattr(getattr(func, "__self__", None), "__name__", ""))
 
 
+_STORES: dict[Callable[..., Any], Callable[..., Any]] = {
+    **dict.fromkeys((torch.fill_, torch.Tensor.fill_), torch.fill),
+    **dict.fromkeys((torch.zero_, torch.Tensor.zero_), torch.zeros_like),
+}
+"""The in-place functions whose functional form has another owner or name."""
+
+
 @functools.cache
 def _functional_form(func: Callable[..., Any]) -> Callable[..., Any] | None:
     """``torch.Tensor.add`` for ``torch.Tensor.add_`` and ``torch.Tensor.__iadd__``; None where there is none in the table."""
+    if func in _STORES:
+        return _STORES[func]
     name = getattr(func, "__name__", "")
     if name.startswith("__i") and name.endswith("__"):
         plain = f"__{name[3:]}"
