@@ -398,10 +398,32 @@ _row(
     half="::div_full({input}, {other})",
     steady="::divide_steady({input}, {other})",
 )
+
+
+def _may_trap(input: Any, other: Any) -> bool:
+    """Whether the CPU divides these as ``int`` or ``long long`` themselves, where the smallest integer by -1 ends the process."""
+    return torch.result_type(input, other) in (torch.int32, torch.int64)
+
+
+def _div_trunc(input: Any, other: Any) -> Any:
+    """``torch.div(rounding_mode="trunc")``; of the smallest integer by -1 that integer, as ``//``, by whose quotient it is computed."""
+    if not _may_trap(input, other):
+        return torch.div(input, other, rounding_mode="trunc")
+    return input // other + ((input % other != 0) & ((input < 0) != (other < 0)))
+
+
+def _lcm(input: Any, other: Any) -> Any:
+    """``torch.lcm``, whose division by a divisor of -1 is made by ``//``."""
+    if not _may_trap(input, other):
+        return torch.lcm(input, other)
+    divisor = torch.gcd(input, other)
+    return torch.abs(input // (divisor + (divisor == 0)) * other)
+
+
 _row(
     "div_trunc",
     "input other",
-    lambda input, other: torch.div(input, other, rounding_mode="trunc"),
+    _div_trunc,
     floating="::trunc({input} / {other})",
     integer="::divide_trunc({input}, {other})",
     eager="::trunc({round}({input} / {other}))",
@@ -975,7 +997,7 @@ for _name, _cuda in (
     _op(_name, "input n", getattr(torch.special, _name), floating=f"::{_cuda}({{input}}, {{n}})", ulp=(1, 64), heavy=True)
 
 _op("gcd", "input other", torch.gcd, integer="::common_divisor({input}, {other})", heavy=True)
-_op("lcm", "input other", torch.lcm, integer="::common_multiple({input}, {other})", heavy=True)
+_op("lcm", "input other", _lcm, integer="::common_multiple({input}, {other})", heavy=True)
 
 
 def _next_half(input: Any, other: Any, dtype: torch.dtype) -> Any:

@@ -243,3 +243,20 @@ def test_a_computed_half_may_be_stretched() -> None:
     got = wl.fuse(lambda x: (x / 3).expand(2, 3))(torch.tensor([[1.0, 2.0, 10.0]], dtype=f16))
     assert got.stride() == (0, 1)
     assert got.tolist() == [[0.333251953125, 0.66650390625, 3.333984375]] * 2  # 1365/2^12, 1365/2^11, 1707/2^9
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, i32, i64], ids=str)
+def test_the_smallest_integer_by_minus_one_wraps(dtype: torch.dtype) -> None:
+    """Where eager's CPU kernels trap: ``rounding_mode="trunc"`` and ``lcm``, whose divisor of the smallest integer and 5 is -1 in torch."""
+    low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    x, y = torch.tensor([low, low, low, -7, 7, high, high], dtype=dtype), torch.tensor([-1, 5, high, 2, -2, -1, 2], dtype=dtype)
+    want = [low, -(-low // 5), -1, -3, -3, -high, high // 2]
+    for f in (lambda x, y: torch.div(x, y, rounding_mode="trunc"), lambda x, y: (x * 1).div_(y, rounding_mode="trunc")):
+        assert_same(evaluate(f, x, y), torch.tensor(want, dtype=dtype))
+    assert_same(evaluate(lambda x: torch.div(x, -1, rounding_mode="trunc"), x[:1]), x[:1])
+    multiples = evaluate(torch.lcm, x[[0, 1, 3]], y[[0, 1, 3]])
+    assert multiples.tolist()[2] == 14
+    assert multiples.tolist()[0] == low
+    assert multiples.tolist()[1] == ((-low * 5 + low) % (high - low + 1)) + low  # 5 * 2^(bits - 1), wrapped
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        evaluate(lambda x, y: torch.div(x, y * 0, rounding_mode="trunc"), x, y)
