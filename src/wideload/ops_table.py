@@ -400,23 +400,24 @@ _row(
 )
 
 
-def _may_trap(input: Any, other: Any) -> bool:
-    """Whether the CPU divides these as ``int`` or ``long long`` themselves, where the smallest integer by -1 ends the process."""
-    return torch.result_type(input, other) in (torch.int32, torch.int64)
+def _is_signed(operand: Any) -> bool:
+    """Whether ``operand`` is a signed integer, or a tensor of them."""
+    dtype = getattr(operand, "dtype", None)
+    return isinstance(operand, int) if dtype is None else dtype.is_signed and not (dtype.is_floating_point or dtype.is_complex)
 
 
 def _div_trunc(input: Any, other: Any) -> Any:
-    """``torch.div(rounding_mode="trunc")``; of the smallest integer by -1 that integer, as ``//``, by whose quotient it is computed."""
-    if not _may_trap(input, other):
+    """``torch.div(rounding_mode="trunc")``, of signed integers by ``//``: the smallest by -1 ends the process in torch's own on the CPU."""
+    if not (_is_signed(input) and _is_signed(other)):
         return torch.div(input, other, rounding_mode="trunc")
-    return input // other + ((input % other != 0) & ((input < 0) != (other < 0)))
+    return (input // other).add_((input % other != 0) & ((input < 0) != (other < 0)))
 
 
 def _lcm(input: Any, other: Any) -> Any:
-    """``torch.lcm``, whose division by a divisor of -1 is made by ``//``."""
-    if not _may_trap(input, other):
-        return torch.lcm(input, other)
+    """``torch.lcm``, of 32 and 64 bits by ``//``: torch's own ends the process where the divisor of the smallest integer is -1."""
     divisor = torch.gcd(input, other)
+    if divisor.dtype not in (torch.int32, torch.int64):
+        return torch.lcm(input, other)
     return torch.abs(input // (divisor + (divisor == 0)) * other)
 
 
