@@ -169,6 +169,8 @@ def _result(expr: Expr, number: int, tensors: Sequence[torch.Tensor], values: Se
             aliased: torch.Tensor = op.torch(_result(expr, node.operands[0], tensors, values, view))
             return aliased
     result: torch.Tensor = values[number].to(node.dtype)
+    if node.dtype == torch.bool and any(operand.dtype == torch.bool for operand in expr.operands):
+        return torch.ne(result, False)  # torch.where and torch.cat copy an operand's bytes, which may be others than 0 and 1
     return result
 
 

@@ -260,3 +260,22 @@ def test_the_smallest_integer_by_minus_one_wraps(dtype: torch.dtype) -> None:
     assert multiples.tolist()[1] == ((-low * 5 + low) % (high - low + 1)) + low  # 5 * 2^(bits - 1), wrapped
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         evaluate(lambda x, y: torch.div(x, y * 0, rounding_mode="trunc"), x, y)
+
+
+@pytest.mark.parametrize("numerics", ["fused", "eager"])
+@pytest.mark.parametrize(
+    ("function", "want"),
+    [
+        (lambda v, t: torch.where(t, v, t), [0, 1, 1, 0]),
+        (lambda v, t: torch.where(t, v, False), [0, 1, 1, 0]),
+        (lambda v, t: torch.where(t, v, t)[::3], [0, 0]),
+        (lambda v, t: torch.cat((v, t)), [0, 1, 1, 1, 1, 1, 1, 0]),
+        (lambda v, t: torch.stack((t, v)), [[1, 1, 1, 0], [0, 1, 1, 1]]),
+    ],
+)
+def test_computed_bools_are_0_or_1(function: Callable[..., Any], want: list[Any], numerics: Numerics) -> None:
+    v, t = torch.tensor([0, 1, 4, 254], dtype=torch.uint8).view(boolean), torch.tensor([True, True, True, False])
+    got = wl.fuse(function, numerics=numerics)(v, t)
+    assert got.dtype == boolean
+    assert got.contiguous().view(torch.uint8).tolist() == want
+    assert wl.fuse(lambda v: v)(v) is v
