@@ -164,13 +164,14 @@ class Viewed:
 
 @dataclass(frozen=True)
 class Joined:
-    """Nodes of one dtype concatenated along ``dim``."""
+    """Nodes of one dtype concatenated along ``dim``; ``is_stack``: nodes of size 1 there, by ``torch.stack``."""
 
     operands: tuple[int, ...]
     dim: int
     dtype: torch.dtype
     ndim: int
     at: Location | None = field(default=None, compare=False)
+    is_stack: bool = False
 
 
 @dataclass(frozen=True)

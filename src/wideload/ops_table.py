@@ -398,10 +398,33 @@ _row(
     half="::div_full({input}, {other})",
     steady="::divide_steady({input}, {other})",
 )
+
+
+def _is_signed(operand: Any) -> bool:
+    """Whether ``operand`` is a signed integer, or a tensor of them."""
+    dtype = getattr(operand, "dtype", None)
+    return isinstance(operand, int) if dtype is None else dtype.is_signed and not (dtype.is_floating_point or dtype.is_complex)
+
+
+def _div_trunc(input: Any, other: Any) -> Any:
+    """``torch.div(rounding_mode="trunc")``, of signed integers by ``//``: the smallest by -1 ends the process in torch's own on the CPU."""
+    if not (_is_signed(input) and _is_signed(other)):
+        return torch.div(input, other, rounding_mode="trunc")
+    return (input // other).add_((input % other != 0) & ((input < 0) != (other < 0)))
+
+
+def _lcm(input: Any, other: Any) -> Any:
+    """``torch.lcm``, of 32 and 64 bits by ``//``: torch's own ends the process where the divisor of the smallest integer is -1."""
+    divisor = torch.gcd(input, other)
+    if divisor.dtype not in (torch.int32, torch.int64):
+        return torch.lcm(input, other)
+    return torch.abs(input // (divisor + (divisor == 0)) * other)
+
+
 _row(
     "div_trunc",
     "input other",
-    lambda input, other: torch.div(input, other, rounding_mode="trunc"),
+    _div_trunc,
     floating="::trunc({input} / {other})",
     integer="::divide_trunc({input}, {other})",
     eager="::trunc({round}({input} / {other}))",
@@ -975,7 +998,7 @@ for _name, _cuda in (
     _op(_name, "input n", getattr(torch.special, _name), floating=f"::{_cuda}({{input}}, {{n}})", ulp=(1, 64), heavy=True)
 
 _op("gcd", "input other", torch.gcd, integer="::common_divisor({input}, {other})", heavy=True)
-_op("lcm", "input other", torch.lcm, integer="::common_multiple({input}, {other})", heavy=True)
+_op("lcm", "input other", _lcm, integer="::common_multiple({input}, {other})", heavy=True)
 
 
 def _next_half(input: Any, other: Any, dtype: torch.dtype) -> Any:

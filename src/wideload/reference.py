@@ -56,6 +56,7 @@ def evaluate_expr(
     fused = numerics == "fused"
     needed = _needed(expr, outputs)
     values: list[Any] = [None] * len(expr.nodes)
+    view = _recorded_view if differentiable else _viewed
     for number, node in enumerate(expr.nodes):
         if number not in needed:
             continue
@@ -68,7 +69,6 @@ def evaluate_expr(
             case Const():
                 value = node.value
             case Viewed():
-                view = _recorded_view if differentiable else _viewed
                 value = view(values[node.operand], node.steps)
             case Joined():
                 value = torch.cat([values[operand].to(_computed(node.dtype, fused)) for operand in node.operands], node.dim)
@@ -93,7 +93,7 @@ def evaluate_expr(
         values[number] = value
     results: list[torch.Tensor] = []
     for position, number in enumerate(outputs):
-        result = _result(values[number], expr, number)
+        result = _result(expr, number, tensors, values, view)
         is_shared = number in outputs[:position] and not is_view_of_operand(expr, number)
         results.append(result.clone() if is_shared else result)  # equal steps are computed once, and are two tensors from eager
     return results
@@ -154,10 +154,24 @@ _RECORDED_VIEWS: dict[str, Callable[..., torch.Tensor]] = {
 """The steps as torch's own views, which autograd records."""
 
 
-def _result(value: Any, expr: Expr, number: int) -> torch.Tensor:
+_Viewing = Callable[[torch.Tensor, tuple[ViewStep, ...]], torch.Tensor]
+
+
+def _result(expr: Expr, number: int, tensors: Sequence[torch.Tensor], values: Sequence[Any], view: _Viewing) -> torch.Tensor:
+    """The tensor of a node in its own dtype. A view is one of a tensor of that dtype: a widened half's would be a copy of it, and dense."""
     node = expr.nodes[number]
     assert not isinstance(node, Const | Number)
-    result: torch.Tensor = value.to(node.dtype)
+    match node:
+        case Load():
+            return tensors[node.operand]
+        case Viewed():
+            return view(_result(expr, node.operand, tensors, values, view), node.steps)
+        case Apply(op) if op.is_alias or (op.keeps_format and (op.makes_contiguous or op.makes_channels_last)):
+            aliased: torch.Tensor = op.torch(_result(expr, node.operands[0], tensors, values, view))
+            return aliased
+    result: torch.Tensor = values[number].to(node.dtype)
+    if node.dtype == torch.bool and any(operand.dtype == torch.bool for operand in expr.operands):
+        return torch.ne(result, False)  # torch.where and torch.cat copy an operand's bytes, which may be others than 0 and 1
     return result
 
 

@@ -23,7 +23,7 @@ from wideload.layout import (
     like_strides,
 )
 from wideload.promotion import operand_dtypes
-from wideload.views import View, apply_views
+from wideload.views import View, ViewStep, apply_views
 
 __all__ = ["NodeLayout", "replay_layout"]
 
@@ -63,7 +63,8 @@ def replay_layout(expr: Expr, operands: Sequence[NodeLayout], device_type: str) 
                 view = apply_views(node.steps, View(source.shape, source.strides))
                 layouts.append(NodeLayout(view.shape, view.strides))
             case Joined():
-                layouts.append(_joined([layouts[number] for number in node.operands], node.dim))
+                join = _stacked if node.is_stack else _joined
+                layouts.append(join([layouts[number] for number in node.operands], node.dim))
             case Cast() | Draw():
                 source = layouts[node.operand if isinstance(node, Cast) else node.like]
                 layouts.append(NodeLayout(source.shape, like_strides(source.shape, source.strides)))
@@ -143,6 +144,16 @@ def _joined(parts: Sequence[NodeLayout], dim: int) -> NodeLayout:
         raise LayoutError(f"cat of shapes {', '.join(str(part.shape) for part in parts)} along dim {dim}: the other sizes must be equal")
     is_channels_last = all(has_channels_last(part.shape, part.strides) for part in parts)
     return NodeLayout(shape, channels_last_strides(shape) if is_channels_last else contiguous_strides(shape))
+
+
+def _stacked(parts: Sequence[NodeLayout], dim: int) -> NodeLayout:
+    """What ``torch.stack`` makes of parts of size 1 along ``dim``: without that dim concatenated along the next, and split again."""
+    if dim == len(parts[0].shape) - 1:
+        return _joined(parts, dim)
+    shape = (*parts[0].shape[:dim], len(parts), *parts[0].shape[dim + 1 :])
+    whole = _joined([NodeLayout(*((*of[:dim], *of[dim + 1 :]) for of in (part.shape, part.strides))) for part in parts], dim)
+    view = apply_views((ViewStep("reshape", shape),), View(whole.shape, whole.strides))
+    return NodeLayout(view.shape, view.strides)
 
 
 def _conversions(expr: Expr, node: Apply) -> list[tuple[torch.dtype | None, torch.dtype | None]]:

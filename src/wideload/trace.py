@@ -683,6 +683,7 @@ class _Tracer:
             args, kwargs = map_structure(lambda leaf: self._meet(leaf, like, made), (args, kwargs))
         if kwargs.get("out") is not None:
             _refuse(f"{_spelled(func)} has out= inside a fused function", "Return the result, and give out= to the fused function")
+        kwargs = {key: value for key, value in kwargs.items() if key != "out"}
         if func in _CONVERSIONS:
             return self._convert(func, *args, **kwargs)
         wanted = kwargs.get("memory_format", torch.preserve_format)
@@ -983,7 +984,7 @@ class _Tracer:
             )
         nodes = tuple(self._cast(part, dtype)._node for part in parts)
         shape = (*parts[0]._shape[:dim], sum(part._shape[dim] for part in parts), *parts[0]._shape[dim + 1 :])
-        return _Tensor(self._add(Joined(nodes, dim, dtype, rank, _user_location())), shape)
+        return _Tensor(self._add(Joined(nodes, dim, dtype, rank, _user_location(), is_stack=name == "stack")), shape)
 
     def read(self, name: str, tensor: _Tensor) -> Any:
         if name in ("is_cuda", "is_cpu", "is_meta"):
@@ -1034,9 +1035,18 @@ def _property_name(func: Callable[..., Any]) -> str:
     return str(getattr(getattr(func, "__self__", None), "__name__", ""))
 
 
+_STORES: dict[Callable[..., Any], Callable[..., Any]] = {
+    **dict.fromkeys((torch.fill_, torch.Tensor.fill_), torch.fill),
+    **dict.fromkeys((torch.zero_, torch.Tensor.zero_), torch.zeros_like),
+}
+"""The in-place functions whose functional form has another owner or name."""
+
+
 @functools.cache
 def _functional_form(func: Callable[..., Any]) -> Callable[..., Any] | None:
     """``torch.Tensor.add`` for ``torch.Tensor.add_`` and ``torch.Tensor.__iadd__``; None where there is none in the table."""
+    if func in _STORES:
+        return _STORES[func]
     name = getattr(func, "__name__", "")
     if name.startswith("__i") and name.endswith("__"):
         plain = f"__{name[3:]}"

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import wideload as wl
 from wideload.expr import Numerics
 from wideload.reference import evaluate_expr
 from wideload.trace import NumberArg, TensorArg, trace_function
@@ -213,3 +214,68 @@ def test_gradients_go_through_views() -> None:
         (grad,) = torch.autograd.grad(evaluate(function, x, torch.ones(8), differentiable=True).square().sum(), x)
         (want,) = torch.autograd.grad(function(x, torch.ones(8)).square().sum(), x)
         assert torch.equal(grad, want)
+
+
+@pytest.mark.parametrize("dtype", [f32, f16, bf16, torch.complex32], ids=str)
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x,
+        lambda x: x.mT,
+        lambda x: x[1:, ::2],
+        lambda x: x[:1].expand(3, 4),
+        lambda x: x.real,
+        lambda x: +x,
+        lambda x: x.detach().unsqueeze(0),
+        lambda x: x.contiguous(),
+    ],
+)
+def test_what_eager_returns_as_a_view_of_an_argument_is_one(function: Callable[..., Any], dtype: torch.dtype) -> None:
+    """The same cells with the same strides, none of them written, stretched arguments too."""
+    for x in (torch.arange(8.0).view(2, 4).to(dtype), torch.arange(4.0).to(dtype).expand(2, 4), torch.ones(1).to(dtype).expand(2, 4)):
+        got, want = wl.fuse(function)(x), function(x)
+        assert (got.dtype, got.shape, got.stride()) == (want.dtype, want.shape, want.stride())
+        assert (got.data_ptr() == want.data_ptr()) == (want.untyped_storage().data_ptr() == x.untyped_storage().data_ptr())
+        assert torch.equal(torch.view_as_real(got.to(torch.complex64)), torch.view_as_real(want.to(torch.complex64)))
+
+
+def test_a_computed_half_may_be_stretched() -> None:
+    got = wl.fuse(lambda x: (x / 3).expand(2, 3))(torch.tensor([[1.0, 2.0, 10.0]], dtype=f16))
+    assert got.stride() == (0, 1)
+    assert got.tolist() == [[0.333251953125, 0.66650390625, 3.333984375]] * 2  # 1365/2^12, 1365/2^11, 1707/2^9
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, i32, i64], ids=str)
+def test_the_smallest_integer_by_minus_one_wraps(dtype: torch.dtype) -> None:
+    """Where eager's CPU kernels trap: ``rounding_mode="trunc"`` and ``lcm``, whose divisor of the smallest integer and 5 is -1 in torch."""
+    low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    x, y = torch.tensor([low, low, low, -7, 7, high, high], dtype=dtype), torch.tensor([-1, 5, high, 2, -2, -1, 2], dtype=dtype)
+    want = [low, -(-low // 5), -1, -3, -3, -high, high // 2]
+    for f in (lambda x, y: torch.div(x, y, rounding_mode="trunc"), lambda x, y: (x * 1).div_(y, rounding_mode="trunc")):
+        assert_same(evaluate(f, x, y), torch.tensor(want, dtype=dtype))
+    assert_same(evaluate(lambda x: torch.div(x, -1, rounding_mode="trunc"), x[:1]), x[:1])
+    multiples = evaluate(torch.lcm, x[[0, 1, 3]], y[[0, 1, 3]])
+    assert multiples.tolist()[2] == 14
+    assert multiples.tolist()[0] == low
+    assert multiples.tolist()[1] == ((-low * 5 + low) % (high - low + 1)) + low  # 5 * 2^(bits - 1), wrapped
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        evaluate(lambda x, y: torch.div(x, y * 0, rounding_mode="trunc"), x, y)
+
+
+@pytest.mark.parametrize("numerics", ["fused", "eager"])
+@pytest.mark.parametrize(
+    ("function", "want"),
+    [
+        (lambda v, t: torch.where(t, v, t), [0, 1, 1, 0]),
+        (lambda v, t: torch.where(t, v, False), [0, 1, 1, 0]),
+        (lambda v, t: torch.where(t, v, t)[::3], [0, 0]),
+        (lambda v, t: torch.cat((v, t)), [0, 1, 1, 1, 1, 1, 1, 0]),
+        (lambda v, t: torch.stack((t, v)), [[1, 1, 1, 0], [0, 1, 1, 1]]),
+    ],
+)
+def test_computed_bools_are_0_or_1(function: Callable[..., Any], want: list[Any], numerics: Numerics) -> None:
+    v, t = torch.tensor([0, 1, 4, 254], dtype=torch.uint8).view(boolean), torch.tensor([True, True, True, False])
+    got = wl.fuse(function, numerics=numerics)(v, t)
+    assert got.dtype == boolean
+    assert got.contiguous().view(torch.uint8).tolist() == want
+    assert wl.fuse(lambda v: v)(v) is v

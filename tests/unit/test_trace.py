@@ -857,3 +857,22 @@ def test_a_concatenation_leaves_out_what_is_one_dimensional_and_empty() -> None:
 
 def test_a_traced_tensor_is_of_torchs_class() -> None:
     assert wl.fuse(lambda x: x + 1 if x.__class__ is torch.Tensor else x)(torch.zeros(1)).item() == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.bfloat16, torch.float64], ids=str)
+def test_a_fill_in_place_of_an_intermediate(dtype: torch.dtype) -> None:
+    x = torch.tensor([3, 0, 7]).to(dtype)
+    filled, scalar, zeros = wl.fuse(lambda x, s: ((x * x).fill_(2), torch.fill_(x * x, s), (x * x).zero_()))(x, 3)
+    for got, want in ((filled, 2), (scalar, 3), (zeros, 0)):
+        assert got.dtype == dtype
+        assert got.tolist() == torch.tensor([want] * 3).to(dtype).tolist()
+    with pytest.raises(wl.TraceError, match="would write into an argument"):
+        wl.fuse(lambda x: x.fill_(2))(x)
+
+
+def test_an_out_that_is_none_is_no_out() -> None:
+    x = torch.tensor([1.0, -2.0])
+    results = wl.fuse(lambda x: (torch.add(x, x, out=None), torch.abs(x, out=None), torch.stack((x, x), out=None)))(x)
+    assert [t.tolist() for t in results] == [[2.0, -4.0], [1.0, 2.0], [[1.0, -2.0]] * 2]
+    with pytest.raises(wl.TraceError, match="out= inside a fused function"):
+        wl.fuse(lambda x: torch.abs(x, out=x))(x)
