@@ -126,7 +126,7 @@ _USEFUL: tuple[tuple[str, str, Sequence[tuple[torch.dtype, ...]], dict[str, Any]
         "largest",
         "lambda a, b: (a * b, wl.amax(a * b), wl.any_nonfinite(b))",
         ((f32, f32), (bf16, bf16), (f16, f32), (f64, bf16)),
-        {"takes_numbers": True, "values": (1, 2)},
+        {"values": (1, 2)},
     ),
     ("largest_alone", "lambda a, b: (wl.amax(a), wl.any_nonfinite(a + b))", ((f32, f32), (f64, f64)), {"values": (0, 1)}),
     (
