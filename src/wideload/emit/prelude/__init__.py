@@ -24,6 +24,7 @@ _FILES = (
     "fp8.cuh",
     "complex.cuh",
 )
+_COMMENT = re.compile(r"//[^\n]*")
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _DEFINED = re.compile(
     r"^(?:template <[^\n]*?> )?struct (?:alignas\([^{]*?\) )?(\w+)"  # a struct or a class template
@@ -34,28 +35,34 @@ _DEFINED = re.compile(
 
 
 @functools.cache
-def _blocks() -> tuple[tuple[frozenset[str], frozenset[str], str], ...]:
-    """(names defined, identifiers used, text) of every block, in file order; a block of comments alone is left out."""
-    found = []
-    for file in _FILES:
-        for block in resources.files(__package__).joinpath(file).read_text().strip().split("\n\n"):
-            code = re.sub(r"//[^\n]*", "", block)
-            if code.strip():
-                names = frozenset(name for match in _DEFINED.finditer(code) for name in match.groups() if name)
-                found.append((names, frozenset(_IDENTIFIER.findall(code)), block))
-    return tuple(found)
+def _blocks() -> tuple[list[str], dict[str, list[int]]]:
+    """The blocks' texts in file order, and by name the numbers of those that define it."""
+    texts = [resources.files(__package__).joinpath(file).read_text().strip() for file in _FILES]
+    blocks = [block for text in texts for block in text.split("\n\n")]
+    defining: dict[str, list[int]] = {}
+    for number, block in enumerate(blocks):
+        for match in _DEFINED.finditer(block):
+            defining.setdefault(match[match.lastindex or 0], []).append(number)
+    return blocks, defining
+
+
+@functools.cache
+def _used(number: int) -> frozenset[str]:
+    return _identifiers(_blocks()[0][number])
+
+
+def _identifiers(code: str) -> frozenset[str]:
+    return frozenset(_IDENTIFIER.findall(_COMMENT.sub("", code)))
 
 
 def select_prelude(code: str) -> str:
     """The blocks that ``code`` names, and those that they name, in the order of the files."""
-    wanted = set(_IDENTIFIER.findall(re.sub(r"//[^\n]*", "", code)))
+    blocks, defining = _blocks()
     chosen: set[int] = set()
-    grew = True
-    while grew:
-        grew = False
-        for number, (names, used, _) in enumerate(_blocks()):
-            if number not in chosen and names & wanted:
+    wanted = [*_identifiers(code)]
+    while wanted:
+        for number in defining.get(wanted.pop(), ()):
+            if number not in chosen:
                 chosen.add(number)
-                wanted |= used
-                grew = True
-    return "\n\n".join(_blocks()[number][2] for number in sorted(chosen))
+                wanted += _used(number)
+    return "\n\n".join(blocks[number] for number in sorted(chosen))
