@@ -162,14 +162,12 @@ def main() -> None:
         return
     result = measure(options.repeats)
     if options.json:
-        from dataclasses import asdict
-
         import torch
 
-        from wideload.measure.environment import read_environment
+        from table import describe_environment
 
         device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-        print(json.dumps({"environment": asdict(read_environment(device)), "goals_ms": GOALS_MS, **result}, indent=1))
+        print(json.dumps({"environment": describe_environment(device), "goals_ms": GOALS_MS, **result}, indent=1))
         return
     for part, part_ms in result["parts_ms"].items():
         goal = f"  goal {GOALS_MS[part]} ms" if part in GOALS_MS else ""
