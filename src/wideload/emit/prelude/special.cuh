@@ -301,8 +301,8 @@ DEVICE double minus_log1p(double x)
     return x * x * sum;
 }
 
-// x^a exp(-x) / Gamma(1 + a), by Stirling's series from 10 on.
-DEVICE double gamma_prefactor(double a, double x)
+// x^a exp(-x) / Gamma(1 + a), by Stirling's series from 10 on. In two places of one function: inlined, NVRTC took 1.4 times as long.
+FUNCTION double gamma_prefactor(double a, double x)
 {
     if (a < 10) return (x < 700 ? pow(x, a) * exp(-x) : exp(a * log(x) - x)) / tgamma(a + 1);
     constexpr double stirling[] = {
