@@ -581,9 +581,9 @@ class _Walk:
         if this is not _UNBOUND and not code.co_argcount:
             self.value(this, this_path, {"value"}, at)  # it arrives in *args
         # of a class that is walked: its ``self``, of which it may ask the type, is none of the function's arguments
-        is_unbound = this is _UNBOUND and function.__qualname__.rpartition(".")[0].rpartition(".")[2] not in ("", "<locals>")
+        is_of_class = this is _UNBOUND and code.co_varnames[: code.co_argcount][:1] in (("self",), ("cls",))
         for read in scan.reads:
-            if read.of_locals and read.is_compared and not is_unbound and find(read) is type:
+            if read.of_locals and read.is_compared and not is_of_class and find(read) is type:
                 here = f"{code.co_qualname}, {code.co_filename}:{read.line}" + (f", reached from {at}" if at else "")
                 self.refuse("type", "is not that of a tensor or a number while the function is traced", "ask isinstance", here)
             uses = read.uses - {"none"}

@@ -173,6 +173,12 @@ def read_alpha(x, holder):
     return x * holder.alpha
 
 
+class Checked:
+    @staticmethod
+    def typed(x):
+        return x if type(x) is torch.Tensor else -x
+
+
 class Half(Scaled):
     def plain(self, x):
         return super().plain(x) * 0.5
@@ -872,6 +878,8 @@ REFUSED = [
     (lambda x: x * torch.get_num_threads(), "`torch.get_num_threads`", "next call", "before"),
     (lambda x: x if torch.get_default_device().type == "cpu" else -x, "`torch.get_default_device`", "next call", "before"),
     (lambda x: x if type(x) is torch.Tensor else -x, "`type`", "traced", "isinstance"),
+    (Checked.typed, "`type`", "traced", "isinstance"),
+    (lambda x: Checked.typed(x), "`type`", "traced", "isinstance"),
     (lambda x, s: x if type(s) in (int, float) else -x, "`type`", "traced", "isinstance"),
     (lambda x, s: x if type(s).__name__ == "float" else -x, "`type`", "traced", "isinstance"),
     (lambda x: float(os.environ["K"]) * x, "`os.environ`", "_Environ", "argument"),
