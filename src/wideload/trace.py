@@ -651,7 +651,8 @@ class _Tracer:
         leaves = _leaves((args, kwargs))
         if torch.is_autocast_enabled("cpu" if self.device.type == "cpu" else "cuda"):
             _refuse("torch.autocast has no effect inside a fused function", "Convert with .to(dtype), and leave it out")
-        return self.recorded(self._call(func, leaves, args, kwargs), leaves)
+        result = self._call(func, leaves, args, kwargs)
+        return result if self._is_operand(result) else self.recorded(result, leaves)
 
     def recorded(self, result: Any, operands: list[Any]) -> Any:
         """What a call returned; where the function has turned gradients off, what is new of it has none."""
@@ -662,7 +663,7 @@ class _Tracer:
     def _detached(self, leaf: Any) -> Any:
         if not isinstance(leaf, _Tensor) or isinstance(leaf, _Coordinates) or not _has_gradients(self.dtype(leaf)):
             return leaf
-        if leaf._node in self._unrecorded or self._is_operand(leaf._node):
+        if leaf._node in self._unrecorded:
             return leaf
         detached = self._apply(OPS["detach"], (leaf,))
         self._unrecorded.add(detached._node)
@@ -787,9 +788,11 @@ class _Tracer:
         node = self.nodes[number]
         return isinstance(node, Apply) and node.op.is_alias
 
-    def _is_operand(self, number: int) -> bool:
+    def _is_operand(self, result: Any) -> bool:
         """Whether torch returns the very operand: for ``+x``, and for the real part or the conjugate of what is real."""
-        node = self.nodes[number]
+        if not isinstance(result, _Tensor) or isinstance(result, _Coordinates):
+            return False
+        node = self.nodes[result._node]
         if not isinstance(node, Apply) or not node.op.is_alias:
             return False
         operand = self.nodes[node.operands[0]]

@@ -479,6 +479,7 @@ VIEWS = {
     "an attribute": lambda x: x.mT,
     "an index": lambda x: x[:2],
     "an index of all": lambda x: x[:],
+    "an index of all of the same": lambda x: (+x)[:],
     "iteration": lambda x: next(iter(x)),
     "a method": lambda x: x.view(2, 2),
     "a cast": lambda x: x.double().float(),
