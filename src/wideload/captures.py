@@ -98,11 +98,19 @@ class _Read:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Value:
-    """A stack entry: a read itself (``exact``), something computed from ``reads``, or the result of calling ``callee``."""
+    """A stack entry: a read itself (``exact``), something computed from ``reads``, or the result of calling ``callee``.
+
+    ``holds``: the calls whose results it may be or have in it, out of a local or a tuple; it is as unknown as without.
+    """
 
     reads: tuple[_Read, ...] = ()
     exact: bool = False
     callee: _Read | None = None
+    holds: tuple[_Read, ...] = dataclasses.field(default=(), compare=False)
+
+    @property
+    def calls(self) -> tuple[_Read, ...]:
+        return (self.callee, *self.holds) if self.callee else self.holds
 
 
 _UNKNOWN = _Value()
@@ -135,6 +143,7 @@ class _Scan:
         self.stack: list[_Value] = []
         self.line: int | None = code.co_firstlineno
         self.aliases: dict[str, _Read] = {}  # locals assigned once, from a read
+        self.held: dict[str, tuple[_Read, ...]] = {}  # the calls of whose results locals hold one
         num_parameters = code.co_argcount + code.co_kwonlyargcount + sum(bool(code.co_flags & flag) for flag in _STARRED)
         self.loaded = set(code.co_varnames[:num_parameters])  # has a value before any store, or is loaded before one
         self.constants: list[Any] = []
@@ -204,7 +213,7 @@ class _Scan:
         if name in self.free:
             return self.read("cell", name)
         alias = self.aliases.get(name)
-        return self.read(alias.root, alias.name, alias.attributes) if alias else _UNKNOWN
+        return self.read(alias.root, alias.name, alias.attributes) if alias else _Value(holds=self.held.get(name, ()))
 
     def store(self, value: _Value, name: str) -> None:
         """Into a local, which stands for the read from now on if nothing else is ever stored there."""
@@ -212,6 +221,7 @@ class _Scan:
         self.settle(value, use="none" if is_alias else "value")
         if is_alias:
             self.aliases[name] = value.reads[0]
+        self.held[name] = self.held.get(name, ()) + value.calls
 
     def call(self, arguments: list[_Value]) -> None:
         above, below = self.pop(), self.pop()
@@ -313,14 +323,14 @@ class _Scan:
         pops = max(int(not op.startswith(_PUSHES_NOTHING)) - growth, int(not op.startswith(_PUSHES)))
         popped = [self.pop() for _ in range(pops)]
         if op in _COMPARISONS:
-            for value in popped:
-                if value.callee:
-                    value.callee.is_compared = True
+            for call in (call for value in popped for call in value.calls):
+                call.is_compared = True
         if op.startswith(_COMBINES) and not any(value.callee for value in popped):
             self.stack.append(_Value(tuple(read for value in popped for read in value.reads)))
         else:
             self.settle(*popped)
-            self.stack += [_UNKNOWN] * (pops + growth)
+            holds = tuple(call for value in popped for call in value.calls) if op == "BUILD_TUPLE" else ()
+            self.stack += [_Value(holds=holds)] * (pops + growth)
 
 
 def _locals(instruction: dis.Instruction) -> list[tuple[str, str]]:
@@ -581,9 +591,9 @@ class _Walk:
         if this is not _UNBOUND and not code.co_argcount:
             self.value(this, this_path, {"value"}, at)  # it arrives in *args
         # of a class that is walked: its ``self``, of which it may ask the type, is none of the function's arguments
-        is_unbound = this is _UNBOUND and function.__qualname__.rpartition(".")[0].rpartition(".")[2] not in ("", "<locals>")
+        is_of_class = this is _UNBOUND and code.co_varnames[: code.co_argcount][:1] in (("self",), ("cls",))
         for read in scan.reads:
-            if read.of_locals and read.is_compared and not is_unbound and find(read) is type:
+            if read.of_locals and read.is_compared and not is_of_class and find(read) is type:
                 here = f"{code.co_qualname}, {code.co_filename}:{read.line}" + (f", reached from {at}" if at else "")
                 self.refuse("type", "is not that of a tensor or a number while the function is traced", "ask isinstance", here)
             uses = read.uses - {"none"}

@@ -480,7 +480,7 @@ class _Tensor(torch.Tensor):
 
     def __getitem__(self, index: Any) -> Any:
         tracer = _tracer()
-        return tracer.recorded(tracer.index(self, index), [self])
+        return tracer.recorded(tracer.index(self, index), [])  # also ``x[:]`` is a new tensor
 
     def __setitem__(self, index: Any, value: Any) -> None:
         _refuse("an indexed assignment writes into a tensor", "Use torch.where to choose between values")
@@ -651,7 +651,8 @@ class _Tracer:
         leaves = _leaves((args, kwargs))
         if torch.is_autocast_enabled("cpu" if self.device.type == "cpu" else "cuda"):
             _refuse("torch.autocast has no effect inside a fused function", "Convert with .to(dtype), and leave it out")
-        return self.recorded(self._call(func, leaves, args, kwargs), leaves)
+        result = self._call(func, leaves, args, kwargs)
+        return result if self._is_operand(result) else self.recorded(result, leaves)
 
     def recorded(self, result: Any, operands: list[Any]) -> Any:
         """What a call returned; where the function has turned gradients off, what is new of it has none."""
@@ -660,7 +661,7 @@ class _Tracer:
         return map_structure(lambda leaf: leaf if any(leaf is operand for operand in operands) else self._detached(leaf), result)
 
     def _detached(self, leaf: Any) -> Any:
-        if not isinstance(leaf, _Tensor) or isinstance(leaf, _Coordinates | _ReducedTensor) or not _has_gradients(self.dtype(leaf)):
+        if not isinstance(leaf, _Tensor) or isinstance(leaf, _Coordinates) or not _has_gradients(self.dtype(leaf)):
             return leaf
         if leaf._node in self._unrecorded:
             return leaf
@@ -787,6 +788,17 @@ class _Tracer:
     def _is_alias(self, number: int) -> bool:
         node = self.nodes[number]
         return isinstance(node, Apply) and node.op.is_alias
+
+    def _is_operand(self, result: Any) -> bool:
+        """Whether torch returns the very operand: for ``+x``, and for the real part or the conjugate of what is real."""
+        if not isinstance(result, _Tensor) or isinstance(result, _Coordinates):
+            return False
+        node = self.nodes[result._node]
+        if not isinstance(node, Apply) or not node.op.is_alias:
+            return False
+        operand = self.nodes[node.operands[0]]
+        assert not isinstance(operand, Const | Number)
+        return node.op is OPS["positive"] or not operand.dtype.is_complex
 
     def _spell(self, func: Callable[..., Any], spelling: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
@@ -951,9 +963,10 @@ class _Tracer:
             raise TraceError(f"{error} (at {_user_location()})") from None
 
     def _viewed(self, tensor: _Tensor, steps: tuple[ViewStep, ...]) -> _Tensor:
+        if steps or not torch.is_grad_enabled():  # then what sees all of it is a tensor of its own, without a gradient
+            self._aliased.add(tensor._node)
         if not steps:
             return tensor
-        self._aliased.add(tensor._node)
         shape = apply_views(steps, View(tensor._shape, contiguous_strides(tensor._shape))).shape
         node, number = self.nodes[tensor._node], tensor._node
         if isinstance(node, Viewed):

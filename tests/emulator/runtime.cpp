@@ -430,8 +430,9 @@ static unsigned thread_number()
 unsigned lane() { return thread_number() % WARP; }
 
 // The words of a warp's lanes, of which there are 32: each lane's own, until the next exchange but one.
-const unsigned long long* exchange(int line, unsigned long long own)
+const unsigned long long* exchange(int line, unsigned mask, unsigned long long own)
 {
+    if (mask != ~0u) fail("kernel.cu:" + std::to_string(line) + " names some lanes of a warp: only all of them exchange words here");
     const unsigned threads = device::blockDim.x * device::blockDim.y * device::blockDim.z;
     if (threads % WARP) fail("lanes exchange words in a block of " + std::to_string(threads) + " threads, which has a partial warp");
     unsigned long long* const words = exchanged[turn];

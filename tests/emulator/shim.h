@@ -258,9 +258,18 @@ struct Kernel {
 };
 
 void barrier(int line);
-const unsigned long long* exchange(int line, unsigned long long own);
+const unsigned long long* exchange(int line, unsigned mask, unsigned long long own);
 unsigned lane();
 bool any(const unsigned long long* words);
+
+template <class T> T shuffle_xor(int line, unsigned mask, T own, unsigned lanes)
+{
+    unsigned long long word = 0;
+    __builtin_memcpy(&word, &own, sizeof own);
+    word = exchange(line, mask, word)[lane() ^ lanes];
+    __builtin_memcpy(&own, &word, sizeof own);
+    return own;
+}
 
 template <int... I> struct Indices {};
 
@@ -280,8 +289,8 @@ template <class... P> Signature<P...> signature_of(void (*)(P...));
 }  // namespace emulator
 
 #define __syncthreads() emulator::barrier(__LINE__)
-#define __shfl_xor_sync(mask, own, lanes) ((decltype(own))emulator::exchange(__LINE__, own)[emulator::lane() ^ (lanes)])
-#define __any_sync(mask, predicate) emulator::any(emulator::exchange(__LINE__, (predicate) != 0))
+#define __shfl_xor_sync(mask, own, lanes) emulator::shuffle_xor(__LINE__, mask, own, lanes)
+#define __any_sync(mask, predicate) emulator::any(emulator::exchange(__LINE__, mask, (predicate) != 0))
 
 // The bounds of shared memory, made by the linker; null where a source has none.
 extern "C" char __start_emulator_shared __attribute__((weak, visibility("hidden")));

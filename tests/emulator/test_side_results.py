@@ -234,6 +234,21 @@ extern "C" __global__ void lanes(long long* out, const long long* in)
         run_on(program, "lanes", (1, 1, 1), (34, 1, 1), [out, numbers], outputs=[out])
 
 
+def test_lanes_exchange_bits_whatever_their_type() -> None:
+    source = """
+extern "C" __global__ void lanes(float* out, const float* in)
+{
+    out[threadIdx.x] = __shfl_xor_sync(0xffffffffu, in[threadIdx.x], 1) + (float)__shfl_xor_sync(0xffffffffu, (double)in[threadIdx.x], 2);
+}
+"""
+    numbers = torch.arange(32) / 4 - 3
+    out, lanes = torch.zeros(32), torch.arange(32)
+    run_on(build(source), "lanes", (1, 1, 1), (32, 1, 1), [out, numbers], outputs=[out])
+    assert torch.equal(out, numbers[lanes ^ 1] + numbers[lanes ^ 2])
+    with pytest.raises(EmulatorError, match=r"kernel\.cu:4 names some lanes of a warp"):
+        run_on(build(source.replace("0xffffffffu", "0x1u", 1)), "lanes", (1, 1, 1), (32, 1, 1), [out, numbers], outputs=[out])
+
+
 def test_a_lane_that_left_is_missed_by_its_warp() -> None:
     source = """
 extern "C" __global__ void lanes(long long* out, const long long* in)

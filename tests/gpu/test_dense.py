@@ -305,3 +305,18 @@ def test_what_the_l2_keeps_is_what_is_read(dtype: torch.dtype, monkeypatch: pyte
     gradients = torch.autograd.grad(product(x, t), (x, t), torch.ones_like(x))
     assert_same(gradients[0], t.detach().expand_as(x).contiguous())
     torch.testing.assert_close(gradients[1], x.detach().double().sum(0).to(dtype))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "beside"),
+    [(torch.bool, torch.bfloat16), (torch.uint8, torch.float32), (torch.bool, torch.float64), (torch.bool, torch.complex128)],
+)
+def test_what_the_l2_keeps_of_narrow_operands_is_what_is_read(
+    dtype: torch.dtype, beside: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Accesses of 8, 4, 2 bytes and 1."""
+    monkeypatch.setattr("wideload.plan.choice.KEPT_AFTER_BYTES", 1)
+    x, t = torch.randn(5, 37, 48, device=DEVICE).to(beside), torch.randint(0, 2, (37, 48), device=DEVICE).to(dtype)
+    f = wl.fuse(lambda x, t: x * t.to(x.dtype), name="kept_product")
+    assert "load_kept<" in f.plan(x, t).kernels[0].source
+    assert_same(f(x, t), x * t.to(x.dtype))

@@ -173,6 +173,22 @@ def read_alpha(x, holder):
     return x * holder.alpha
 
 
+def typed_in_a_local(x):
+    kind = type(x)
+    return x if kind is torch.Tensor else -x
+
+
+def type_in_a_local(pair):
+    kind = type(pair)
+    return kind(pair)
+
+
+class Checked:
+    @staticmethod
+    def typed(x):
+        return x if type(x) is torch.Tensor else -x
+
+
 class Half(Scaled):
     def plain(self, x):
         return super().plain(x) * 0.5
@@ -709,6 +725,7 @@ ALLOWED = {
     "swiglu": lambda g, u: F.silu(g) * u,
     "constants": lambda x: x * math.sqrt(2 / math.pi) + np.float32(2) * torch.pi + float("inf") + torch.finfo(x.dtype).eps,
     "the type of an argument, called": lambda pair: type(pair)(pair),
+    "the type of an argument, in a local": type_in_a_local,
     "the type of a captured value": lambda x: x if type(K) is float else -x,
     "getattr": lambda x: getattr(torch, "relu")(x),  # noqa: B009 - the spelling under test
     "named tuple result": lambda x: Bounds(x, x + 1),
@@ -872,6 +889,10 @@ REFUSED = [
     (lambda x: x * torch.get_num_threads(), "`torch.get_num_threads`", "next call", "before"),
     (lambda x: x if torch.get_default_device().type == "cpu" else -x, "`torch.get_default_device`", "next call", "before"),
     (lambda x: x if type(x) is torch.Tensor else -x, "`type`", "traced", "isinstance"),
+    (Checked.typed, "`type`", "traced", "isinstance"),
+    (typed_in_a_local, "`type`", "traced", "isinstance"),
+    (lambda x, s: x if (type(x), type(s)) == (torch.Tensor, float) else -x, "`type`", "traced", "isinstance"),
+    (lambda x: Checked.typed(x), "`type`", "traced", "isinstance"),
     (lambda x, s: x if type(s) in (int, float) else -x, "`type`", "traced", "isinstance"),
     (lambda x, s: x if type(s).__name__ == "float" else -x, "`type`", "traced", "isinstance"),
     (lambda x: float(os.environ["K"]) * x, "`os.environ`", "_Environ", "argument"),

@@ -79,6 +79,21 @@ def test_the_l2_keeps_what_an_outer_dim_reads_again_much_later(function: Any, ar
     assert ("L2" in reasons(kernel)) == bool(kept)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "beside", "nbytes"),
+    [(f32, f32, 16), (f64, bf16, 32), (boolean, bf16, 8), (torch.float8_e4m3fn, f32, 4), (boolean, f64, 2), (boolean, torch.complex128, 1)],
+)
+def test_a_load_of_what_the_l2_keeps_says_so(dtype: torch.dtype, beside: torch.dtype, nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the bytes of an access, of which one of 16 is the widest."""
+    monkeypatch.setattr("wideload.plan.choice.KEPT_AFTER_BYTES", 1)
+    f = wl.fuse(lambda x, t: x * t.to(x.dtype), name="kept_product")
+    planned = f.plan(meta(3, 16, 48, dtype=beside), meta(16, 48, dtype=dtype), target="sm_90")
+    (kernel,) = planned.kernels
+    variant = kernel.plan.variant
+    assert [variant.kept, variant.elements * dtype.itemsize] == [(False, True), nbytes]
+    assert planned.ptx.count("ld.global.L2::cache_hint") == max(nbytes // 16, 1)
+
+
 # ---- family
 
 DENSE = [

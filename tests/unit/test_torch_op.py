@@ -475,6 +475,82 @@ def test_what_is_computed_where_gradients_are_off_has_none(numerics: Any, compil
         assert got.tolist() == want
 
 
+VIEWS = {
+    "an attribute": lambda x: x.mT,
+    "an index": lambda x: x[:2],
+    "an index of all": lambda x: x[:],
+    "an index of all of the same": lambda x: (+x)[:],
+    "iteration": lambda x: next(iter(x)),
+    "a method": lambda x: x.view(2, 2),
+    "a cast": lambda x: x.double().float(),
+    "in place": lambda x: (x * 0).add_(x),
+    "a concatenation": lambda x: torch.cat([x[:1], x[1:]]),
+}
+
+
+@pytest.mark.parametrize("made", VIEWS.values(), ids=VIEWS)
+def test_what_is_made_where_gradients_are_off_has_none(made: Any) -> None:
+    """Torch's own gradient is the expected one."""
+
+    def body(x: Any) -> Any:
+        with torch.no_grad():
+            y = made(x)
+        return x * y
+
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+    (got,), (want,) = (torch.autograd.grad(f(x).sum(), x) for f in (wl.fuse(body), body))
+    assert torch.equal(got, want)
+    assert torch.equal(got, made(x).expand_as(x))
+
+
+SAME = {
+    "positive": lambda x: +x,
+    "real": lambda x: x.real,
+    "conj": lambda x: x.conj(),
+    "conj_physical": lambda x: x.conj_physical(),
+    "resolve_neg": lambda x: x.resolve_neg(),
+    "to": lambda x: x.to(torch.float32),
+    "dropout": lambda x: F.dropout(x, 0.5, training=False),
+}
+
+
+@pytest.mark.parametrize("of", [lambda x: x, lambda x: x * 1], ids=["an argument", "a value"])
+@pytest.mark.parametrize("same", SAME.values(), ids=SAME)
+def test_what_torch_returns_as_it_is_keeps_its_gradient_where_gradients_are_off(same: Any, of: Any) -> None:
+    def body(x: Any) -> Any:
+        y = of(x)
+        with torch.no_grad():
+            z = same(y)
+        return x * z
+
+    x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    for f in (body, wl.fuse(body)):
+        assert torch.autograd.grad(f(x).sum(), x)[0].tolist() == [2.0, 4.0, 6.0]
+
+
+def test_parts_of_what_is_complex_have_no_gradient_where_gradients_are_off() -> None:
+    def body(x: Any) -> Any:
+        with torch.no_grad():
+            y, z = x.real, x.conj()
+        return y * x.real + (z * x).real
+
+    x = torch.tensor([1.0 + 2.0j, 3.0 - 1.0j], requires_grad=True)
+    (got,), (want,) = (torch.autograd.grad(f(x).sum(), x) for f in (wl.fuse(body), body))
+    assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("index", [slice(1, None), slice(None), ...])
+def test_a_view_is_not_written_into_where_gradients_are_off(index: Any) -> None:
+    def body(x: Any) -> Any:
+        with torch.no_grad():
+            y = x * 2
+            y[index].mul_(3)
+        return y
+
+    with pytest.raises(wl.TraceError, match="where another tensor shares the memory"):
+        wl.fuse(body)(torch.ones(3))
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_a_function_that_turns_gradients_off_returns_what_has_none(mode: Any) -> None:
     x = torch.tensor([1.0, 2.0], requires_grad=True)

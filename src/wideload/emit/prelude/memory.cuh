@@ -44,18 +44,23 @@ template <int N, class T> DEVICE vec<T, N> load_vector(const T* p) { return *rei
 template <int N, class T> DEVICE vec<T, N> load_kept(const T* p)
 {
 #if __CUDA_ARCH__ >= 800
-    const int num_words = sizeof(T) * N / 4, num_quads = num_words / 4;
+    const int bytes = sizeof(T) * N;
     unsigned long long policy;
     asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-    union { vec<T, N> elements; unsigned words[num_words > 0 ? num_words : 1]; } read = {};
+    union { vec<T, N> elements; unsigned words[bytes < 8 ? 2 : bytes / 4]; } read = {};
 #pragma unroll
-    for (int k = 0; k < num_quads; ++k)
+    for (int k = 0; k < bytes / 16; ++k)
         asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
             : "=r"(read.words[4 * k]), "=r"(read.words[4 * k + 1]), "=r"(read.words[4 * k + 2]), "=r"(read.words[4 * k + 3])
             : "l"(reinterpret_cast<const unsigned*>(p) + 4 * k), "l"(policy));
-    if (num_quads > 0) return read.elements;
-#endif
+    if (bytes == 8) asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;" : "=r"(read.words[0]), "=r"(read.words[1]) : "l"(p), "l"(policy));
+    if (bytes == 4) asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(read.words[0]) : "l"(p), "l"(policy));
+    if (bytes == 2) asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=r"(read.words[0]) : "l"(p), "l"(policy));
+    if (bytes == 1) asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=r"(read.words[0]) : "l"(p), "l"(policy));
+    return read.elements;
+#else
     return load_vector<N>(p);
+#endif
 }
 
 // A number whose making the compiler does not look through.
