@@ -634,7 +634,7 @@ class FusedFunction:
         dtypes = [node_dtype(traced.expr, node) for node in nodes]
         for node, name, out, dtype in zip(nodes, _out_names(outs), outs, dtypes, strict=True):
             if is_reduced(traced.expr, node) and out.dtype != dtype:
-                raise DtypeError(f"{name} is {out.dtype}; allowed for one value of all elements: {dtype}, in which blocks combine theirs.")
+                raise DtypeError(f"{name} is {out.dtype}; allowed for one value of all elements: {dtype}, in which warps combine theirs.")
         return check_outputs(
             outs, _out_names(outs), [layouts[n] for n in nodes], dtypes, zip(call.names, call.tensors, strict=True), call.device
         )

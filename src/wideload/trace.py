@@ -482,6 +482,9 @@ class _Tensor(torch.Tensor):
         tracer = _tracer()
         return tracer.recorded(tracer.index(self, index), [])  # also ``x[:]`` is a new tensor
 
+    def set_(self, *args: Any, **kwargs: Any) -> NoReturn:
+        _refuse("Tensor.set_ gives a tensor other memory", "Use the other tensor")
+
     def __setitem__(self, index: Any, value: Any) -> None:
         _refuse("an indexed assignment writes into a tensor", "Use torch.where to choose between values")
 
@@ -893,6 +896,8 @@ class _Tracer:
 
     def _to(self, func: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any) -> Any:
         wanted = [*args, *(kwargs[key] for key in ("dtype", "other") if key in kwargs)]
+        if func is torch.Tensor.type and not wanted:
+            _refuse("Tensor.type() spells a dtype and a device as text", "Ask .dtype, and isinstance")
         if func is torch.Tensor.type and any(isinstance(x, str) for x in wanted):
             _refuse(f"{_spelled(func)} converts to a dtype that is spelt as text", "Use .to(dtype)")
         dtypes = [x if isinstance(x, torch.dtype) else x.dtype for x in wanted if isinstance(x, torch.dtype) or hasattr(x, "dtype")]

@@ -52,6 +52,7 @@ def at(x: torch.Tensor, offset: int) -> torch.Tensor:
 
 # ---- what the L2 keeps
 
+summed = wl.fuse(lambda x, a, b, c: x + a + b + c, name="summed")
 HALVES = wl.fuse(lambda x, t: torch.cat((x[..., :64] * t, x[..., 64:] - t), -1), name="halves")
 """Of x [batch, positions, heads, 128] and t [positions, 1, 64]: as RoPE reads its tables."""
 
@@ -59,14 +60,16 @@ HALVES = wl.fuse(lambda x, t: torch.cat((x[..., :64] * t, x[..., 64:] - t), -1),
 @pytest.mark.parametrize(
     ("function", "args", "kept"),
     [
-        # By hand: 2 x 4096 x 32 x (128 + 128 + 64 + 64) bytes pass between two reads of the tables, 48 MiB.
+        # By hand: 4096 x 32 x 128 x 2 bytes are read and as many written between two reads of the tables, 64 MiB.
         (HALVES, (meta(8, 4096, 32, 128, dtype=bf16), meta(4096, 1, 64, dtype=bf16)), {"t"}),
         (HALVES, (meta(1, 4096, 32, 128, dtype=bf16), meta(4096, 1, 64, dtype=bf16)), set()),  # once alone
-        (HALVES, (meta(8, 64, 32, 128, dtype=bf16), meta(64, 1, 64, dtype=bf16)), set()),  # 768 KiB
+        (HALVES, (meta(8, 64, 32, 128, dtype=bf16), meta(64, 1, 64, dtype=bf16)), set()),  # 1 MiB
         # 3 x 2 x 2048 x 2048 bytes, 24 MiB; of 1024 x 1024, 6 MiB; of 4096 x 4096 the mask alone has 32 MiB.
         (add, (meta(2, 32, 2048, 2048, dtype=bf16), meta(2048, 2048, dtype=bf16)), {"y"}),
         (add, (meta(2, 32, 1024, 1024, dtype=bf16), meta(1024, 1024, dtype=bf16)), set()),
         (add, (meta(2, 32, 4096, 4096, dtype=bf16), meta(4096, 4096, dtype=bf16)), set()),
+        # 8 MiB each, of which 20 MiB are kept; the last is one too many.
+        (summed, (meta(8, 32, 2048, 2048, dtype=bf16), *(meta(2048, 2048, dtype=bf16) for _ in range(3))), {"a", "b"}),
         (add, (meta(16384, 16384), meta(16384)), set()),  # the next row reads it again
         (add, (meta(16384, 16384), meta(16384, 1)), set()),
         (biased, (meta(64, 4096, 1024), meta(4096, 1024)), {"bias"}),  # in strips

@@ -876,3 +876,16 @@ def test_an_out_that_is_none_is_no_out() -> None:
     assert [t.tolist() for t in results] == [[2.0, -4.0], [1.0, 2.0], [[1.0, -2.0]] * 2]
     with pytest.raises(wl.TraceError, match="out= inside a fused function"):
         wl.fuse(lambda x: torch.abs(x, out=x))(x)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda x: (x * 2).set_(x), "gives a tensor other memory"),
+        (lambda x: x.set_(x * 2), "gives a tensor other memory"),
+        (lambda x: x * 2 if x.type() == "torch.FloatTensor" else x, "spells a dtype and a device as text"),
+    ],
+)
+def test_what_torch_does_past_its_own_dispatch_is_refused(function: Any, message: str) -> None:
+    with pytest.raises(wl.TraceError, match=message):
+        wl.fuse(function)(torch.ones(3))

@@ -24,10 +24,10 @@ __all__ = [
     "choose_accesses",
     "choose_elements",
     "choose_index_bits",
+    "choose_kept",
     "division_numbers",
     "edge_reasons",
     "find_steps",
-    "is_read_again",
 ]
 
 MAX_STEP_BYTES = REGISTER_BYTES
@@ -39,7 +39,7 @@ KEPT_AFTER_BYTES = 8 << 20
 """What passes through the L2 between two reads of an element from where on the second may miss it: a fifth of an A100's, a sixth of an
 H200's."""
 MAX_KEPT_BYTES = 20 << 20
-"""Of an operand that the L2 is asked to keep: half of an A100's 40 MiB (gpus.csv), which no operand has to itself."""
+"""Of all that the L2 is asked to keep: half of an A100's 40 MiB (gpus.csv), which the rest has to pass through."""
 
 
 @dataclass(frozen=True)
@@ -141,17 +141,24 @@ def are_rows_whole(size: int, elements: int, beat: tuple[int, ...], accesses: Se
     return size % elements == 0 and not any(beat) and not {"realigned", "stepped", "turned_realigned", "elements"} & set(accesses)
 
 
-def is_read_again(walk: Walk, walks: Sequence[Walk], sizes: Sequence[int]) -> bool:
-    """Whether an outer dim reads all of an operand again, after so much of ``walks`` that only what the L2 was asked to keep is there.
+def choose_kept(num_inputs: int, walks: Sequence[Walk], sizes: Sequence[int]) -> tuple[bool, ...]:
+    """Of each input, whether the L2 is to keep it: an outer dim reads all of it again, after more than what would still be there.
 
     RoPE of (8, 4096, 32, 128) in bf16 reads 2 MiB of tables for each of 8 batches of 64 MiB: asked to keep them, an H200 does it at 0.992
     of the wall, else at 0.961.
     """
-    nbytes = sum(other.type.itemsize for other in walks if not other.is_uniform)
-    own = math.prod(size for size, stride in zip(sizes, walk.strides, strict=True) if stride) * walk.type.itemsize
-    return own <= MAX_KEPT_BYTES and any(
-        not walk.strides[d] and any(walk.strides[:d]) and math.prod(sizes[:d]) * nbytes >= KEPT_AFTER_BYTES for d in range(len(sizes))
-    )
+
+    def nbytes(walk: Walk, rank: int) -> int:
+        """Of its elements in the inner ``rank`` dims."""
+        return math.prod(size for size, stride in zip(sizes[:rank], walk.strides, strict=False) if stride) * walk.type.itemsize
+
+    kept, room = [], MAX_KEPT_BYTES
+    for walk in walks[:num_inputs]:
+        ends = [d for d in range(len(sizes)) if not walk.strides[d] and any(walk.strides[:d])]  # of the dims between two reads
+        own = nbytes(walk, len(sizes))
+        kept.append(own <= room and any(sum(nbytes(w, d) for w in walks) >= KEPT_AFTER_BYTES for d in ends))
+        room -= own * kept[-1]
+    return tuple(kept)
 
 
 def choose_accesses(inputs: Sequence[Walk], beat: tuple[int, ...], elements: int) -> tuple[Access, ...] | None:

@@ -14,7 +14,7 @@ from wideload.errors import LayoutError
 from wideload.expr import Expr, Load, Numerics
 from wideload.layout import INT31_MAX, IterSpace, build_space, contiguous_strides, expand_strides, like_strides
 from wideload.lower import Program, Store, lower_expr
-from wideload.plan.choice import Choice, Reason, Walk, is_read_again
+from wideload.plan.choice import Choice, Reason, Walk, choose_kept
 from wideload.plan.columns import choose_columns, find_parts
 from wideload.plan.dense import choose_dense
 from wideload.plan.rows import choose_pitched, choose_rows
@@ -149,7 +149,7 @@ def _plan_total(name: str, total: Total, tuning: Tuning) -> KernelPlan:
     reason = Reason(
         "cache", "coherent loads", "what is read is written by the kernel before, which need not have ended when this one starts"
     )
-    return replace(plan, variant=replace(plan.variant, reads_results=True, kept=()), reasons=(*plan.reasons, reason))
+    return replace(plan, variant=replace(plan.variant, reads_results=True), reasons=(*plan.reasons, reason))
 
 
 _KEEPING = ("strips", "rows", "pitched")
@@ -199,13 +199,8 @@ def _plan_kernel(
         paces.append(pace)
         position_sizes += [view.offset, *(along if pace.step == "apart" else along[1:])]
     load_accesses: list[Access] = ["value" if load.on_host else next(accesses) for load in loads]
-    sizes = [dim.size for dim in space.dims]
-    read_again = iter([is_read_again(walk, walks, sizes) for walk in walks[:num_inputs]])
-    asked = [not load.on_host and next(read_again) for load in loads]
-    if choice.family in _KEEPING:
-        kept = tuple(is_asked and access in ("vector", "repeated") for is_asked, access in zip(asked, load_accesses, strict=True))
-    else:
-        kept = ()
+    asked = iter(choose_kept(num_inputs, walks, [dim.size for dim in space.dims]) if choice.family in _KEEPING else (False,) * num_inputs)
+    kept = tuple(not load.on_host and next(asked) and a in ("vector", "repeated") for load, a in zip(loads, load_accesses, strict=True))
     variant = Variant(
         family=choice.family,
         loads=tuple(load_accesses),
