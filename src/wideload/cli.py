@@ -173,7 +173,7 @@ def cache_ls(as_json: Annotated[bool, typer.Option("--json", help="Write one JSO
         _out.print_json(json.dumps({"folder": where, "fault": folder.fault, "nbytes": folder.nbytes, "kernels": kernels}))
         return
     if folder.fault:
-        _out.print(f"{folder.path}: {folder.fault}", style="yellow", markup=False)
+        _out.print(f"{folder.path or 'no folder'}: {folder.fault}", style="yellow", markup=False, soft_wrap=True)
         return
     table = _table(("kernel", "arch", "registers", "kB", "used"), 2)
     for entry, stored in rows:

@@ -167,6 +167,8 @@ def _read_cubin(folder: Path, kernel: ListedKernel, arch: str, name: str) -> Cub
     again = f"Build it again: {kernel.recipes[0].command(arch, folder)}" if kernel.recipes else "Build it again."
     if (kernel.name, kernel.arch) != (name, arch):
         raise CompileError(f"{folder / MANIFEST} lists {kernel.name} for {kernel.arch} under the key of {name} for {arch}. {again}")
+    if not _FILE.fullmatch(kernel.file):
+        raise CompileError(f"{folder / MANIFEST} lists the file {kernel.file!r:.80}, and no build writes one of that name. {again}")
     try:
         code = path.read_bytes()
     except OSError as error:

@@ -279,6 +279,7 @@ def test_the_command_clears_nothing_where_the_cache_is_off(monkeypatch: pytest.M
     monkeypatch.setenv("WIDELOAD_CACHE", "0")
     assert json.loads(run("cache", "clear", "--json").stdout) == {"folder": None, "removed": 0, "nbytes": 0}
     assert run("cache", "clear").stdout == "removed 0 kernels, 0.0 MB, from no folder: there is none\n"
+    assert run("cache", "ls").stdout == "no folder: WIDELOAD_CACHE=0 turns it off, or this user has no home\n"
 
 
 def test_the_list_is_not_cut_to_the_width_of_a_terminal(tmp_path: Path) -> None:

@@ -144,6 +144,13 @@ def test_a_manifest_that_cannot_be_read_is_named(folder: Path, content: str) -> 
     assert_refused(str(folder / MANIFEST), "cannot be read", "Remove")
 
 
+@pytest.mark.parametrize("file", ["../x.cubin", "/etc/passwd", "scale\0", "\ud800", ".", ""])
+def test_a_file_that_no_build_writes_is_refused(folder: Path, file: str) -> None:
+    kernels = json.loads((folder / MANIFEST).read_text())["kernels"]
+    edit(folder, kernels={key: {**kernel, "file": file} for key, kernel in kernels.items()})
+    assert_refused(f"lists the file {file!r}", "no build writes one of that name", "Build it again: wideload build")
+
+
 def test_a_manifest_that_lacks_a_field_says_which(folder: Path) -> None:
     edit(folder, kernels={"0": {"name": "scale"}})
     assert_refused("the manifest.kernels.0 has no 'arch'")
