@@ -51,7 +51,8 @@ class Config:
     @property
     def settings(self) -> Settings:
         """All that hold here and now."""
-        return (self._of_process, *self._of_blocks.get())[-1]
+        blocks = self._of_blocks.get()
+        return blocks[-1] if blocks else self._of_process
 
     @property
     def background_compile(self) -> bool:

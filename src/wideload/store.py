@@ -168,7 +168,7 @@ def inspect_folder() -> FolderState:
         return FolderState(None, None, "WIDELOAD_CACHE=0 turns it off, or this user has no home", ())
     owner = None
     try:
-        existing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+        existing = next(path for path in (folder, *folder.parents) if path.exists() or path.is_symlink())
         owner = existing.stat().st_uid
         if not existing.is_dir():
             raise NotADirectoryError(f"{existing} is not a folder")

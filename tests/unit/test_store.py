@@ -189,6 +189,13 @@ def test_a_link_to_nowhere_is_said(folder: Path) -> None:
     assert "No such file" in str(inspect_folder().fault)
 
 
+def test_a_name_that_no_disk_takes_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("WIDELOAD_CACHE_DIR", str(tmp_path / ("x" * 300)))
+    assert "File name too long" in str(inspect_folder().fault)
+    with pytest.warns(RuntimeWarning, match="File name too long"):
+        assert read_entry(A) is None
+
+
 def test_turned_off_nothing_is_read_or_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_entry(A, b"code")
     monkeypatch.setenv("WIDELOAD_CACHE", "0")
