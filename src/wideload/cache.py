@@ -12,11 +12,12 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from wideload import store
-from wideload.errors import CompileError
+from wideload.decode import decode, parse_json
+from wideload.errors import CompileError, WideloadError
 from wideload.manifest import Recipe, describe_missing, find_built
 from wideload.nvrtc import Cubin, compile_cubin, compile_options, has_nvrtc, nvrtc_identity
 
@@ -130,9 +131,9 @@ def read_stored(entry: store.Entry) -> StoredCubin | None:
     try:
         with entry.path.open("rb") as file:
             file.seek(-min(_TAIL_BYTES, entry.nbytes), os.SEEK_END)
-            header = json.loads(file.read()[: -store.DIGEST_BYTES].rpartition(b"\n")[2])
-        return StoredCubin(**{field.name: header[field.name] for field in fields(StoredCubin)})
-    except (OSError, ValueError, LookupError, TypeError):
+            header = parse_json(file.read()[: -store.DIGEST_BYTES].rpartition(b"\n")[2])
+        return decode(StoredCubin, header)
+    except (OSError, ValueError, WideloadError):
         return None
 
 

@@ -6,7 +6,9 @@ One function a command; it computes nothing itself.
 from __future__ import annotations
 
 import inspect
+import io
 import json
+import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +19,7 @@ from enum import StrEnum
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 import typer
@@ -37,6 +39,7 @@ from wideload.analyze import targets as compatibility
 from wideload.analyze.explain import Explanation
 from wideload.build import argument_names
 from wideload.cache import read_stored
+from wideload.dtypes import dtype_name
 from wideload.errors import DeviceError, TraceError, WideloadError
 from wideload.fused import FusedFunction, fuse
 from wideload.gpus import find_target
@@ -55,8 +58,8 @@ from wideload.spelling import default_operands, evaluate_size, evaluate_sizes, f
 
 __all__ = ["app"]
 
-_out = Console(highlight=False)
-_err = Console(stderr=True, highlight=False)
+_out = Console(highlight=False, emoji=False)
+_err = Console(stderr=True, highlight=False, emoji=False)
 """Progress and errors, so that standard output holds results alone."""
 
 _US_PER_S = 1e6
@@ -66,12 +69,17 @@ _EXPECTED_LABELS = ("UNCHECKED", "HOLDS_TENSORS")
 
 
 class _Commands(TyperGroup):
-    """Every command reports a ``WideloadError`` as one message and exit status 1."""
+    """Every command reports a ``WideloadError``, and a file that cannot be read or written, as one message and exit status 1."""
 
     def invoke(self, ctx: Any) -> Any:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":  # names of files and functions may be any text
+                stream.reconfigure(errors="backslashreplace")
         try:
             return super().invoke(ctx)
-        except WideloadError as error:
+        except BrokenPipeError:  # who reads has enough: typer ends quietly
+            raise
+        except (WideloadError, OSError) as error:
             raise _failure(error, 1) from None
 
 
@@ -117,7 +125,10 @@ def demo(
 
     with _progress() as progress:
         rows = progress.add_task("comparing with torch", total=tokens * len(demos.CASES))
-        checks = tuple(demos.check_case(case, tokens, where, lambda num_rows: progress.advance(rows, num_rows)) for case in demos.CASES)
+        checks = _run_subject(
+            f"the demo with --tokens {tokens}",  # which may take more memory than there is
+            lambda: tuple(demos.check_case(case, tokens, where, lambda num_rows: progress.advance(rows, num_rows)) for case in demos.CASES),
+        )
         to_compile = [(case, arch) for case in demos.CASES for arch in archs]
         kernels = tuple(demos.compile_case(case, arch) for case, arch in progress.track(to_compile, description="compiling"))
     timings = tuple(demos.time_case(case, tokens, where) for case in demos.CASES) if is_gpu else ()  # with progress of its own
@@ -162,7 +173,7 @@ def cache_ls(as_json: Annotated[bool, typer.Option("--json", help="Write one JSO
         _out.print_json(json.dumps({"folder": where, "fault": folder.fault, "nbytes": folder.nbytes, "kernels": kernels}))
         return
     if folder.fault:
-        _out.print(f"{folder.path}: {folder.fault}", style="yellow", markup=False)
+        _out.print(f"{folder.path or 'no folder'}: {folder.fault}", style="yellow", markup=False, soft_wrap=True)
         return
     table = _table(("kernel", "arch", "registers", "kB", "used"), 2)
     for entry, stored in rows:
@@ -174,15 +185,13 @@ def cache_ls(as_json: Annotated[bool, typer.Option("--json", help="Write one JSO
 @_cache.command("clear")
 def cache_clear(as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object instead of a line.")] = False) -> None:
     """Remove the kernels kept on the disk; they are compiled again when they are next wanted."""
-    try:
-        removed = store.clear_entries()
-    except OSError as error:
-        raise _failure(error, 1) from None
+    folder, removed = store.cache_folder(), store.clear_entries()
     nbytes = sum(entry.nbytes for entry in removed)
     if as_json:
-        _out.print_json(json.dumps({"folder": str(store.cache_folder()), "removed": len(removed), "nbytes": nbytes}))
+        _out.print_json(json.dumps({"folder": folder and str(folder), "removed": len(removed), "nbytes": nbytes}))
     else:
-        _out.print(f"removed {len(removed)} kernels, {nbytes / 1e6:.1f} MB, from {store.cache_folder()}", markup=False)
+        where = folder or "no folder: there is none"
+        _out.print(f"removed {len(removed)} kernels, {nbytes / 1e6:.1f} MB, from {where}", markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -212,7 +221,7 @@ def tune(
         else:
             _out.print(f"removed {path}" if removed else f"there is no {path}", markup=False, soft_wrap=True)
         return
-    index = measure.wall.cuda_index(int(device) if device and device.isdigit() else device)
+    index = measure.wall.cuda_index(int(device) if device and device.isdecimal() else device)
     with _progress() as progress:
         bar = progress.add_task("tuning")
         found = tunings.tune(
@@ -315,6 +324,8 @@ def bench(
         raise typer.BadParameter("--json -, --csv and --markdown all write to standard output: choose one")
     if json_to is not None and not Path(json_to).absolute().parent.is_dir():
         raise typer.BadParameter(f"--json {json_to}: there is no such folder")
+    if json_to is not None and Path(json_to).is_dir():
+        raise typer.BadParameter(f"--json {json_to or '.'} is a folder; name a file in it")
     unknown = [text for text in operands or () if text.startswith("--")]
     if unknown:
         raise typer.BadParameter(f"there is no option {unknown[0]}")
@@ -365,7 +376,7 @@ def roofline(
 
     Measured once for each GPU and driver, in some ten seconds, and kept. Exits with 1 without a GPU.
     """
-    name = f"cuda:{device}" if device and device.isdigit() else device
+    name = f"cuda:{device}" if device and device.isdecimal() else device
     with _err.status("measuring the memory"):
         roof = measure.roofline(None if name is None else _find_device(name), refresh=refresh)
     typer.echo(json.dumps(roof.to_dict(), indent=1) if as_json else roof.to_markdown() if as_markdown else str(roof))
@@ -424,7 +435,7 @@ def explain(
             named[name] = evaluate_sizes(text, given)
 
     def explain_as(fn: Callable[..., Any]) -> Explanation:
-        return wideload.explain(fn, *args, target=target, measure=measure_it, ncu=ncu, **named)
+        return _run_subject(function, lambda: wideload.explain(fn, *args, target=target, measure=measure_it, ncu=ncu, **named))
 
     try:
         found = explain_as(subject if isinstance(subject, FusedFunction | RawKernel) else fuse(subject))
@@ -480,12 +491,15 @@ def build(
     signatures = [_find_signature(fused, texts, {**usual, **sizes}, in_place, grad or ()) for sizes in sweep_sizes(size or [])]
     with _progress() as progress:
         task = progress.add_task("compiling", total=None)
-        built = fused.build(
-            signatures,
-            target,
-            output,
-            backward=backward or bool(grad),
-            advance=lambda done, total: progress.update(task, completed=done, total=total),
+        built = _run_subject(
+            function,
+            lambda: fused.build(
+                signatures,
+                target,
+                output,
+                backward=backward or bool(grad),
+                advance=lambda done, total: progress.update(task, completed=done, total=total),
+            ),
         )
     if as_json:
         typer.echo(json.dumps(built.to_dict(), indent=1))
@@ -505,6 +519,8 @@ def _find_signature(
         if name is not None and not isinstance(known.get(name), torch.Tensor):
             raise typer.BadParameter(f"{option} {name} is no tensor among the operands; the parameters are {', '.join(known)}")
     for name in grad:
+        if not (known[name].is_floating_point() or known[name].is_complex()):
+            raise typer.BadParameter(f"--grad {name}: {dtype_name(known[name].dtype)} has no gradient; allowed: floats and complex numbers")
         known[name].requires_grad_()
     if in_place is not None:
         known["out"] = known[in_place]
@@ -755,13 +771,9 @@ def _print_ladder(found: Ladder) -> None:
     for row in found.rows:
         table.add_row(*found.cells(row))
     _out.print(f"{found.title}\n", style="bold", markup=False, soft_wrap=True)
-    Console(highlight=False, width=_LADDER_WIDTH).print(table)
+    _print_table(table)
     for note in found.notes:
         _out.print(f"  {note}", markup=False, soft_wrap=True)
-
-
-_LADDER_WIDTH = 200
-"""The table is not cut to the terminal: a line that wraps still says all."""
 
 
 @app.command()
@@ -876,7 +888,10 @@ def _find_check(text: str | None) -> Callable[..., Any] | Literal[False] | None:
 _OUR_CODE = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
 
 
-def _run_subject(name: str, run: Callable[[], measure.BenchResult]) -> measure.BenchResult:
+_T = TypeVar("_T")
+
+
+def _run_subject(name: str, run: Callable[[], _T]) -> _T:
     """What the function itself raises is one message, with the line of its own that raised it."""
     try:
         return run()
@@ -892,9 +907,13 @@ def _write_sweep(sweep: Sweep, json_to: str | None, as_csv: bool, as_markdown: b
     if json_to == _TO_STDOUT:
         typer.echo(sweep.to_json())
         return
-    if json_to is not None:
-        Path(json_to).write_text(sweep.to_json() + "\n", encoding="utf-8")
     typer.echo(sweep.to_csv() if as_csv else sweep.to_markdown() if as_markdown else str(sweep), nl=not (as_csv or as_markdown))
+    if json_to is None:
+        return
+    try:
+        Path(json_to).write_text(sweep.to_json() + "\n", encoding="utf-8")
+    except OSError as error:
+        raise WideloadError(f"--json {json_to} cannot be written: {error.strerror}") from None
 
 
 def _find_device(name: str | None) -> torch.device:
@@ -936,8 +955,18 @@ def _table(columns: Iterable[str], num_text_columns: int) -> Table:
 
 
 def _print(title: str, table: Table) -> None:
-    _out.print(f"\n{title}", style="bold", markup=False)
-    _out.print(table)
+    _out.print(f"\n{title}", style="bold", markup=False, soft_wrap=True)
+    _print_table(table)
+
+
+def _print_table(table: Table) -> None:
+    """Not cut to the terminal, and least of all to the 80 columns that are taken for a pipe's: a line that wraps still says all."""
+    natural = _out.measure(table, options=_out.options.update(width=_WIDEST)).maximum
+    Console(highlight=False, emoji=False, width=max(_out.width, natural)).print(table)
+
+
+_WIDEST = 1000
+"""Columns of no table."""
 
 
 def _print_diagnosis(diagnosis: doctors.Diagnosis) -> None:

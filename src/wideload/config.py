@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,12 +37,12 @@ class Config:
     False
     """
 
-    __slots__ = ("_of_block", "_of_process")
+    __slots__ = ("_of_blocks", "_of_process")
 
     def __init__(self, settings: Settings | None = None) -> None:
         """With the settings of the process."""
         self._of_process = settings or Settings()
-        self._of_block: ContextVar[Settings | None] = ContextVar("wideload settings", default=None)
+        self._of_blocks: ContextVar[tuple[Settings, ...]] = ContextVar("wideload settings", default=())
 
     def __call__(self, **settings: bool) -> contextlib.AbstractContextManager[None]:
         """Set what is named until the block ends. Raises ``WideloadError`` for names and values that are none."""
@@ -51,7 +51,8 @@ class Config:
     @property
     def settings(self) -> Settings:
         """All that hold here and now."""
-        return self._of_block.get() or self._of_process
+        blocks = self._of_blocks.get()
+        return blocks[-1] if blocks else self._of_process
 
     @property
     def background_compile(self) -> bool:
@@ -62,10 +63,11 @@ class Config:
     def background_compile(self, value: bool) -> None:
         """For the process; within a block, for the block."""
         changed = _checked({"background_compile": value})
-        if self._of_block.get() is None:
-            self._of_process = dataclasses.replace(self._of_process, **changed)
+        settings = dataclasses.replace(self.settings, **changed)
+        if blocks := self._of_blocks.get():
+            self._of_blocks.set((*blocks[:-1], settings))
         else:
-            self._of_block.set(dataclasses.replace(self.settings, **changed))
+            self._of_process = settings
 
     def __repr__(self) -> str:
         values = ", ".join(f"{field.name}={getattr(self.settings, field.name)}" for field in dataclasses.fields(Settings))
@@ -73,17 +75,18 @@ class Config:
 
 
 class _Block:
-    """A ``with`` block, which may be entered again."""
+    """A ``with`` block, which may be entered again, also by several threads and tasks at once: what it began lies in their contexts."""
 
     def __init__(self, of: Config, settings: dict[str, Any]) -> None:
         self._of, self._settings = of, settings
-        self._tokens: list[Token[Settings | None]] = []
 
     def __enter__(self) -> None:
-        self._tokens.append(self._of._of_block.set(dataclasses.replace(self._of.settings, **self._settings)))
+        blocks = self._of._of_blocks
+        blocks.set((*blocks.get(), dataclasses.replace(self._of.settings, **self._settings)))
 
     def __exit__(self, *_: object) -> None:
-        self._of._of_block.reset(self._tokens.pop())
+        blocks = self._of._of_blocks
+        blocks.set(blocks.get()[:-1])
 
 
 def _checked(settings: dict[str, Any]) -> dict[str, Any]:

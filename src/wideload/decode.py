@@ -6,17 +6,26 @@ Goes by the annotations alone; it must not know any of the dataclasses.
 from __future__ import annotations
 
 import dataclasses
+import json
 import types
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from wideload.errors import WideloadError
 
-__all__ = ["check_schema", "decode"]
+__all__ = ["check_schema", "decode", "parse_json"]
 
 _T = TypeVar("_T")
 
 _LONGEST_SHOWN = 40
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return what ``json.loads`` does. Raises ``ValueError`` for all that it cannot read, nested too deep for Python as well."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
 
 
 def check_schema(values: Mapping[str, Any], schema: str) -> None:

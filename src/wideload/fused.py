@@ -298,10 +298,10 @@ class FusedFunction:
         from wideload.build import build_plans  # here: a process that only runs functions builds none
 
         plans: list[Plan] = []
-        names = [targets] if isinstance(targets, str) else [*targets]
+        names = [*targets] if isinstance(targets, Iterable) and not isinstance(targets, str) else [targets]
         for name in names:
             find_target(name)  # refused before anything is planned
-        for signature in signatures:
+        for signature in signatures if isinstance(signatures, Iterable) else [signatures]:
             if not isinstance(signature, tuple | Mapping):
                 raise TraceError(
                     f"a signature of {self.__name__}.build is a {type(signature).__name__}; allowed: a tuple of arguments, or a dict of "

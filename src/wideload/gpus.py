@@ -151,6 +151,8 @@ def find_target(name: str) -> Target:
     >>> find_target("compute_80")
     Target(arch='sm_80', gpu=None)
     """
+    if not isinstance(name, str):
+        raise DeviceError(f'a target is {name!r}; allowed: a GPU or an architecture by its name, such as "h200" or "sm_90"')
     if _ARCH.fullmatch(name):
         return Target(_arch(_parse_arch(name)), None)
     words = _words(name)

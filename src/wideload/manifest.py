@@ -18,9 +18,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from wideload.decode import decode
+from wideload.decode import decode, parse_json
 from wideload.errors import CompileError, WideloadError
 from wideload.nvrtc import Cubin, compile_options
+from wideload.store import named_path
 
 __all__ = [
     "MANIFEST", "ListedKernel", "Manifest", "Recipe", "built_folders", "describe_missing", "find_built", "kernel_key", "read_manifest",
@@ -109,7 +110,7 @@ def kernel_key(source: str, *, arch: str, name: str, fma: bool = False) -> str:
 def built_folders() -> tuple[Path, ...]:
     """Return the folders that ``$WIDELOAD_BUILT_DIR`` names, with ``:`` between them as in ``$PATH``."""
     named = os.environ.get("WIDELOAD_BUILT_DIR", "")
-    return tuple(Path(name).expanduser().absolute() for name in named.split(os.pathsep) if name)
+    return tuple(named_path(name) for name in named.split(os.pathsep) if name)
 
 
 # ---- reading
@@ -149,7 +150,7 @@ def read_manifest(folder: Path) -> Manifest:
 def _parse_manifest(path: Path, *_: int) -> Manifest:
     """Parsed again when the file is another."""
     try:
-        values = json.loads(path.read_bytes())
+        values = parse_json(path.read_bytes())
         written = values.get("format"), values.get("wideload")
         if written == (FORMAT, _version()):
             return decode(Manifest, values, "the manifest")
@@ -166,6 +167,8 @@ def _read_cubin(folder: Path, kernel: ListedKernel, arch: str, name: str) -> Cub
     again = f"Build it again: {kernel.recipes[0].command(arch, folder)}" if kernel.recipes else "Build it again."
     if (kernel.name, kernel.arch) != (name, arch):
         raise CompileError(f"{folder / MANIFEST} lists {kernel.name} for {kernel.arch} under the key of {name} for {arch}. {again}")
+    if not _FILE.fullmatch(kernel.file):
+        raise CompileError(f"{folder / MANIFEST} lists the file {kernel.file!r:.80}, and no build writes one of that name. {again}")
     try:
         code = path.read_bytes()
     except OSError as error:

@@ -6,7 +6,6 @@ Knows results, rooflines and explanations as they are stored; it must not measur
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from wideload.analyze.explain import SCHEMA as EXPLAIN_SCHEMA
 from wideload.analyze.explain import Explanation
 from wideload.analyze.figure import Figure, Kind
 from wideload.analyze.pattern import Pattern, operand_pattern
+from wideload.decode import parse_json
 from wideload.errors import DeviceError, WideloadError
 from wideload.gpus import find_target
 from wideload.measure.result import SCHEMA as BENCH_SCHEMA
@@ -69,7 +69,7 @@ _READERS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Record]]] = {
 def read_record(path: Path) -> Record:
     """Read a file of results; its ``schema`` says of what. Raises ``WideloadError``, which names the file, for anything else."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise WideloadError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:

@@ -114,7 +114,7 @@ def _import_module(name: str) -> ModuleType:
         parent, _, rest = name.rpartition(".")
         hint = f"If {rest} is no module, write {parent}:{rest}.<name>." if parent else "A file is spelt with its .py."
         raise WideloadError(f"no module is called {error.name!r}, neither installed nor in {Path.cwd()}. {hint}") from None
-    except Exception as error:  # a module that is being written may raise anything
+    except (Exception, SystemExit) as error:  # a module that is being written may raise anything
         raise WideloadError(f"module {name} could not be imported: {_describe(error)}") from error
 
 
@@ -135,7 +135,7 @@ def _load_resolved(path: Path) -> ModuleType:
     _look_in(path.parent)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script may end with sys.exit(main())
         del sys.modules[name]
         raise WideloadError(f"{path} could not be run: {_describe(error)}") from error
     return module
@@ -146,7 +146,7 @@ def _look_in(folder: Path) -> None:
         sys.path.insert(0, str(folder))
 
 
-def _describe(error: Exception) -> str:
+def _describe(error: BaseException) -> str:
     """What was raised, and where: a ``SyntaxError`` says that itself."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     where = "" if isinstance(error, SyntaxError) else f" (at {frame.filename}:{frame.lineno})"

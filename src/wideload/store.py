@@ -25,6 +25,7 @@ __all__ = [
     "clear_entries",
     "inspect_folder",
     "max_bytes",
+    "named_path",
     "read_entry",
     "write_entry",
 ]
@@ -80,10 +81,18 @@ def cache_folder() -> Path | None:
     if os.environ.get("WIDELOAD_CACHE") == "0":
         return None
     if chosen := os.environ.get("WIDELOAD_CACHE_DIR"):
-        return Path(chosen).expanduser().absolute()
+        return named_path(chosen)
     # The XDG Base Directory Specification has relative paths ignored.
     candidates = (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache"))
     return next((Path(base, "wideload") for base in candidates if os.path.isabs(base)), None)
+
+
+def named_path(text: str) -> Path:
+    """Return the absolute path that ``text`` is, ``~`` expanded; as it stands where no user is called so or the working folder is gone."""
+    path = Path(os.path.expanduser(text))
+    with contextlib.suppress(FileNotFoundError):
+        return path.absolute()
+    return path
 
 
 def max_bytes() -> int:
@@ -159,7 +168,7 @@ def inspect_folder() -> FolderState:
         return FolderState(None, None, "WIDELOAD_CACHE=0 turns it off, or this user has no home", ())
     owner = None
     try:
-        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        existing = next(path for path in (folder, *folder.parents) if path.exists() or path.is_symlink())
         owner = existing.stat().st_uid
         if not existing.is_dir():
             raise NotADirectoryError(f"{existing} is not a folder")
@@ -209,13 +218,13 @@ def _write_file(path: Path, content: bytes, tmp: Path) -> None:
 
 
 def _sweep(tmp: Path) -> None:
-    """Remove what killed writers have left: the files that nobody holds locked."""
+    """Remove what killed writers have left: the files that nobody holds locked. What cannot be removed stays."""
     import fcntl
 
     with contextlib.suppress(FileNotFoundError):
         for path in tmp.glob(f"*{_UNFINISHED}"):
             # NFS locks exclusively only what is open for writing.
-            with contextlib.suppress(FileNotFoundError, BlockingIOError), path.open("r+b") as file:
+            with contextlib.suppress(OSError), path.open("r+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
 
@@ -249,7 +258,7 @@ def _scan(entries: Path) -> Iterator[Entry]:
     with contextlib.suppress(FileNotFoundError), os.scandir(entries) as files:
         for file in files:
             key = file.name.removesuffix(_SUFFIX)
-            if file.name.endswith(_SUFFIX) and _KEY.fullmatch(key):
+            if file.name.endswith(_SUFFIX) and _KEY.fullmatch(key) and not file.is_dir(follow_symlinks=False):
                 with contextlib.suppress(FileNotFoundError):
                     status = file.stat(follow_symlinks=False)
                     yield Entry(key, Path(file.path), status.st_size, status.st_mtime)

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import torch
 
-from wideload.decode import decode
+from wideload.decode import decode, parse_json
 from wideload.errors import DeviceError, WideloadError
 from wideload.gpus import Target, find_target
 from wideload.launch import device_arch
 from wideload.plan import ALLOWED, DEFAULT, Tuning, built_in_tuning
-from wideload.store import cache_folder
+from wideload.store import cache_folder, named_path
 
 __all__ = ["TunedGpu", "read_tuned", "remove_tuned", "trying", "tuned_path", "tuning_for", "tuning_of", "write_tuned"]
 
@@ -53,7 +53,7 @@ class TunedGpu:
 def tuned_path() -> Path | None:
     """``$WIDELOAD_TUNING``, else ``tuning.json`` in the cache folder; None where there is neither."""
     if named := os.environ.get("WIDELOAD_TUNING"):
-        return Path(named).expanduser().absolute()
+        return named_path(named)
     folder = cache_folder()
     return None if folder is None else folder / _FILE
 
@@ -63,7 +63,7 @@ def read_tuned(path: Path | None) -> tuple[TunedGpu, ...]:
     if path is None:
         return ()
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
             raise WideloadError(f"it is of format {content['format']!r}, and this wideload reads {FORMAT}")
         found = tuple(decode(TunedGpu, entry, "gpus") for entry in content["gpus"])

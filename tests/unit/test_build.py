@@ -252,6 +252,11 @@ def test_what_is_no_signature_is_refused(tmp_path: Path) -> None:
         gated.build((meta(64), meta(64)), "h200", tmp_path)  # type: ignore[arg-type]
     with pytest.raises(wl.DeviceError, match="no GPU is called 'h2000'"):
         gated.build([(meta(64), meta(64))], "h2000", tmp_path)
+    for targets in (90, None, [90]):
+        with pytest.raises(wl.DeviceError, match=r"a target is (90|None); allowed"):
+            gated.build([(meta(64), meta(64))], targets, tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(wl.TraceError, match=r"a signature of gate.build is a NoneType"):
+        gated.build(None, "h200", tmp_path)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -438,6 +443,12 @@ def test_an_option_that_names_no_tensor_is_refused(option: str, tmp_path: Path) 
     assert f"{option} z is no tensor" in result.stderr
     assert "x, y" in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_gradient_of_integers_is_refused(tmp_path: Path) -> None:
+    result = run("add", "i32[8]", "i32[8]", "--grad", "x", "--target", "h200", "-o", str(tmp_path / "kernels"))
+    assert (result.exit_code, (tmp_path / "kernels").exists()) == (2, False)
+    assert "--grad x: i32 has no gradient" in result.stderr
 
 
 def test_the_command_without_nvrtc_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

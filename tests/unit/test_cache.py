@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -226,7 +227,8 @@ def test_an_entry_says_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stored is not None
     assert (stored.name, stored.arch, stored.registers) == ("scale", "sm_90", cubin.registers)
     assert stored.compiler == f"wideload {wideload.__version__}, {nvrtc.nvrtc_identity()}"
-    for content in (b"", b"short", bytes(5000)):
+    unfit = b'{"name": 5, "arch": null, "registers": "x", "compiler": []}'
+    for content in (b"", b"short", bytes(5000), b"\n" + b"[" * 3900 + bytes(32), b"\n" + unfit + bytes(32)):
         entry.path.write_bytes(content)
         assert read_stored(dataclasses.replace(entry, nbytes=len(content))) is None
     entry.path.unlink()
@@ -271,6 +273,32 @@ def test_the_command_lists_and_clears(tmp_path: Path) -> None:
     assert (cleared.exit_code, inspect_folder().entries) == (0, ())
     assert cleared.stdout.startswith("removed 2 kernels")
     assert json.loads(run("cache", "clear", "--json").stdout) == {"folder": str(tmp_path / "cache"), "removed": 0, "nbytes": 0}
+
+
+def test_the_command_clears_nothing_where_the_cache_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WIDELOAD_CACHE", "0")
+    assert json.loads(run("cache", "clear", "--json").stdout) == {"folder": None, "removed": 0, "nbytes": 0}
+    assert run("cache", "clear").stdout == "removed 0 kernels, 0.0 MB, from no folder: there is none\n"
+    assert run("cache", "ls").stdout == "no folder: WIDELOAD_CACHE=0 turns it off, or this user has no home\n"
+
+
+def test_the_list_is_not_cut_to_the_width_of_a_terminal(tmp_path: Path) -> None:
+    name = "scale_" + "x" * 100
+    find_cubin(SCALE.replace("scale(", f"{name}("), arch="sm_90", name=name)
+    for columns in ("20", "80"):
+        lines = CliRunner().invoke(app, ["cache", "ls"], env={"COLUMNS": columns, "NO_COLOR": "1"}).stdout.splitlines()
+        assert lines[1] == f"{tmp_path / 'cache'}: 1 kernels, 0.0 MB"
+        assert lines[2].split() == ["kernel", "arch", "registers", "kB", "used"]
+        assert lines[3].split()[:2] == [name, "sm_90"]
+        assert len(lines) == 4
+        assert "…" not in lines[3]
+
+
+def test_the_command_writes_names_that_the_terminal_has_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / "caché"
+    environment = {**os.environ, "WIDELOAD_CACHE_DIR": str(folder), "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-m", "wideload", "cache", "ls"], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[1] == f"{tmp_path}/cach\\xe9: 0 kernels, 0.0 MB"
 
 
 def test_the_command_says_why_a_folder_is_not_used(tmp_path: Path) -> None:

@@ -308,6 +308,8 @@ def test_a_sweep_that_fails_keeps_what_it_has(functions: str, tmp_path: Path) ->
         (("torch:neg", "f32[4]", "--jsno", "x"), 2, "there is no option --jsno"),
         (("torch:neg", "f32[4]", "--json", "-", "--csv"), 2, "choose one"),
         (("torch:neg", "f32[4]", "--json", "no/such/folder.json"), 2, "there is no such folder"),
+        (("torch:neg", "f32[4]", "--json", "."), 2, "--json . is a folder"),
+        (("torch:neg", "f32[4]", "--json", ""), 2, "is a folder"),
         ((), 2, "function"),
     ],
 )
@@ -316,6 +318,49 @@ def test_what_bench_refuses(arguments: tuple[str, ...], status: int, said: str) 
     assert (result.exit_code, result.stdout) == (status, "")
     assert said in " ".join(result.stderr.replace("│", " ").split())
     assert isinstance(result.exception, SystemExit)
+
+
+def test_results_that_cannot_be_kept_are_printed() -> None:
+    result = run_bench("torch:neg", "f32[4]", "--json", "/dev/full")
+    assert result.exit_code == 1
+    assert "torch:neg" in result.stdout
+    assert result.stderr == "WideloadError: --json /dev/full cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("explain", "{}:fails", "f32[4]", "--target", "h200"), "{}:fails raised KeyError: 'it' (at {}:"),
+        (("explain", "{}:fails", "--target", "h200"), "{}:fails raised TypeError: "),
+        (("build", "{}:fails", "f32[4]", "--target", "h200", "-o", "kernels"), "{}:fails raised KeyError: 'it' (at {}:"),
+        (("build", "{}:ends", "f32[4]", "--target", "h200", "-o", "kernels"), "could not be run: SystemExit: 7 (at "),
+        (("demo", "--tokens", "100000000000000", "--device", "cpu"), "the demo with --tokens 100000000000000 raised RuntimeError"),
+        (("demo", "--device", "cuda:-1"), "DeviceError: --device cuda:-1: Invalid device string"),  # and no emoji
+    ],
+)
+def test_what_users_code_and_memory_make_go_wrong_is_one_message(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    path = tmp_path / "functions.py"
+    path.write_text("def fails(x):\n    raise KeyError('it')\n")
+    if "{}:ends" in arguments:
+        path.write_text("raise SystemExit(7)\n")
+    result = run(*(word.replace("{}", str(path)) for word in arguments))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert said.replace("{}", str(path)) in result.stderr
+    assert isinstance(result.exception, SystemExit)
+
+
+def test_a_full_disk_below_standard_output_is_one_message() -> None:
+    command = [sys.executable, "-m", "wideload", "cache", "ls"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "OSError: [Errno 28] No space left on device\n")
+
+
+def test_the_number_of_a_gpu_is_of_decimal_digits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("WIDELOAD_TUNING", str(tmp_path / "tuning.json"))
+    result = run("tune", "--device", "²")
+    assert (result.exit_code, isinstance(result.exception, SystemExit)) == (1, True)
+    assert "DeviceError" in result.stderr
 
 
 def test_a_keyword_that_bench_has_as_well_is_refused(functions: str) -> None:

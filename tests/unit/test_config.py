@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import subprocess
 import sys
 import threading
@@ -76,3 +77,13 @@ def test_a_block_may_be_entered_again() -> None:
         with block, block:
             assert config.background_compile
         assert not config.background_compile
+
+
+def test_a_block_may_be_entered_by_two_at_once() -> None:
+    config = Config()
+    block = config(background_compile=True)
+    one, other = contextvars.copy_context(), contextvars.copy_context()
+    for context, leave in ((one, False), (other, False), (one, True), (other, True)):  # neither is the inner one
+        context.run(block.__exit__, None, None, None) if leave else context.run(block.__enter__)
+        assert context.run(lambda: config.background_compile) is not leave
+    assert not config.background_compile

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from wideload.decode import check_schema, decode
+from wideload.decode import check_schema, decode, parse_json
 from wideload.errors import WideloadError
 
 
@@ -61,3 +61,13 @@ def test_another_schema_is_refused() -> None:
     check_schema({"schema": "x/1"}, "x/1")
     with pytest.raises(WideloadError, match="schema None, this version reads 'x/1'"):
         check_schema({}, "x/1")
+
+
+@pytest.mark.parametrize("text", ["", "[" * 100_000, '{"a":' * 100_000, b"\xff", "9" * 5000])
+def test_what_is_no_json_is_a_value_error(text: str | bytes) -> None:
+    with pytest.raises(ValueError, match=r"recursion|decode|Expecting|digits"):
+        parse_json(text)
+
+
+def test_json_is_read() -> None:
+    assert parse_json('{"a": [1, null]}') == parse_json(b'{"a": [1, null]}') == {"a": [1, None]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from dataclasses import FrozenInstanceError
 from importlib import resources
+from typing import Any
 
 import pytest
 
@@ -95,6 +96,12 @@ def test_a_full_name_finds_that_very_gpu(gpu: object) -> None:
 def test_an_architecture_is_a_target_without_a_gpu(name: str, arch: str, compute_capability: tuple[int, int]) -> None:
     assert find_target(name) == Target(arch, None)
     assert find_target(name).compute_capability == compute_capability
+
+
+@pytest.mark.parametrize("name", [90, None, ["h200"], b"h200"])
+def test_what_is_no_name_is_refused(name: Any) -> None:
+    with pytest.raises(DeviceError, match=r"a target is .*; allowed: a GPU or an architecture by its name"):
+        find_target(name)
 
 
 @pytest.mark.parametrize(

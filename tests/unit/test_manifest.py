@@ -138,10 +138,17 @@ def test_another_format_is_refused(folder: Path) -> None:
     assert_refused("in format 0", f"reads format {manifest.FORMAT}")
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "\0"])
+@pytest.mark.parametrize("content", ["", "{", "[]", "\0", "[" * 100_000])
 def test_a_manifest_that_cannot_be_read_is_named(folder: Path, content: str) -> None:
     (folder / MANIFEST).write_text(content)
     assert_refused(str(folder / MANIFEST), "cannot be read", "Remove")
+
+
+@pytest.mark.parametrize("file", ["../x.cubin", "/etc/passwd", "scale\0", "\ud800", ".", ""])
+def test_a_file_that_no_build_writes_is_refused(folder: Path, file: str) -> None:
+    kernels = json.loads((folder / MANIFEST).read_text())["kernels"]
+    edit(folder, kernels={key: {**kernel, "file": file} for key, kernel in kernels.items()})
+    assert_refused(f"lists the file {file!r}", "no build writes one of that name", "Build it again: wideload build")
 
 
 def test_a_manifest_that_lacks_a_field_says_which(folder: Path) -> None:
@@ -152,6 +159,14 @@ def test_a_manifest_that_lacks_a_field_says_which(folder: Path) -> None:
 def test_a_folder_that_is_none_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("WIDELOAD_BUILT_DIR", str(tmp_path / "nowhere"))
     assert_refused(f"WIDELOAD_BUILT_DIR names {tmp_path / 'nowhere'}", "No such file", f"-o {tmp_path / 'nowhere'}")
+    monkeypatch.setenv("WIDELOAD_BUILT_DIR", "~no-such-user/kernels")
+    assert_refused("no-such-user/kernels, which is no folder", "No such file")
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    monkeypatch.setenv("WIDELOAD_BUILT_DIR", "kernels")
+    assert_refused("WIDELOAD_BUILT_DIR names kernels", "No such file")
 
 
 # ---- saying what is missing

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
+import os
 import re
+import stat
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,6 +19,7 @@ from wideload.errors import DeviceError
 from wideload.gpus import MIN_COMPUTE_CAPABILITY, SM_LIMITS
 from wideload.measure.roofline import Attributes, Figure, Roofline, find_ridges, nominal_bandwidth, roofline, table_bandwidth
 from wideload.measure.wall import MIXES, Ceiling, Wall
+from wideload.store import inspect_folder
 
 module = importlib.import_module("wideload.measure.roofline")  # the package's attribute of this name may be the function
 
@@ -178,6 +183,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         measured.append("wall")
         return wall_of(4300.0 + len(measured))
 
+    monkeypatch.delenv("WIDELOAD_CACHE", raising=False)
+    monkeypatch.delenv("WIDELOAD_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(module, "cuda_index", lambda device: 0)
     monkeypatch.setattr(module, "_read_attributes", lambda index: H200)
@@ -199,9 +206,34 @@ def test_a_gpu_is_measured_once_for_each_driver(gpu: list[str], tmp_path: Path, 
     assert len(list((tmp_path / "wideload").iterdir())) == 2
 
 
+def test_a_roofline_lies_in_the_cache_folder_and_nowhere_where_it_is_off(
+    gpu: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WIDELOAD_CACHE_DIR", str(tmp_path / "own"))
+    before = os.umask(0o002)
+    try:
+        first = roofline()
+    finally:
+        os.umask(before)
+    assert roofline() == first
+    assert [path.name for path in (tmp_path / "own").iterdir()] == ["roofline-GPU-1-580.159.04.json"]
+    assert stat.S_IMODE((tmp_path / "own").stat().st_mode) == 0o700  # what the kernels' cache refuses otherwise
+    assert inspect_folder().fault is None
+    monkeypatch.setenv("WIDELOAD_CACHE", "0")
+    assert roofline() != first
+    assert (len(gpu), [path.name for path in tmp_path.iterdir()]) == (2, ["own"])
+
+
+def test_a_roofline_that_cannot_be_written_leaves_nothing(gpu: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "replace", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    assert roofline().ceilings
+    assert list((tmp_path / "wideload").iterdir()) == []
+
+
 @pytest.mark.parametrize(
     "damage",
     [
+        lambda text: "[" * 100_000,
         lambda text: text[: len(text) // 2],
         lambda text: "",
         lambda text: "\0" * len(text),

@@ -81,6 +81,28 @@ def test_a_folder_in_the_place_of_an_entry_costs_a_warning(folder: Path) -> None
     assert parts(folder) == []
 
 
+def test_a_folder_that_is_called_like_an_entry_is_nobodys_entry(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_entry(A, b"code")
+    file_of(folder, C).mkdir()
+    os.utime(file_of(folder, C), (1, 1))
+    assert [entry.key for entry in inspect_folder().entries] == [A]
+    monkeypatch.setenv("WIDELOAD_CACHE_MAX_BYTES", str(entry_bytes(b"code") + 1))
+    store._headroom.clear()
+    write_entry(B, b"code")
+    assert (read_entry(A), read_entry(B)) == (None, b"code")
+    assert [entry.key for entry in clear_entries()] == [B]
+    assert file_of(folder, C).is_dir()
+
+
+def test_what_cannot_be_swept_costs_no_entry(folder: Path) -> None:
+    write_entry(A, b"code")
+    (folder / "cubins" / "tmp" / "x.part").mkdir()
+    store._sweep_once.cache_clear()
+    assert read_entry(A) == b"code"
+    write_entry(B, b"more")
+    assert read_entry(B) == b"more"
+
+
 def test_files_are_the_users_alone(folder: Path) -> None:
     before = os.umask(0)
     try:
@@ -142,6 +164,36 @@ def test_the_environment_names_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert cache_folder() == tmp_path / "home" / ".cache" / "wideload"
     monkeypatch.setenv("WIDELOAD_CACHE", "0")
     assert cache_folder() is None
+
+
+def test_a_folder_that_has_no_absolute_path_fails_no_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    monkeypatch.setenv("WIDELOAD_CACHE_DIR", "own")
+    write_entry(A, b"code")
+    assert (read_entry(A), clear_entries(), inspect_folder().entries) == (None, (), ())
+
+
+def test_a_user_who_is_not_there_has_no_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WIDELOAD_CACHE_DIR", "~no-such-user/own")
+    assert cache_folder() == tmp_path / "~no-such-user" / "own"
+    write_entry(A, b"code")
+    assert read_entry(A) == b"code"
+
+
+def test_a_link_to_nowhere_is_said(folder: Path) -> None:
+    folder.symlink_to(folder.parent / "nowhere")
+    assert "No such file" in str(inspect_folder().fault)
+
+
+def test_a_name_that_no_disk_takes_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("WIDELOAD_CACHE_DIR", str(tmp_path / ("x" * 300)))
+    assert "File name too long" in str(inspect_folder().fault)
+    with pytest.warns(RuntimeWarning, match="File name too long"):
+        assert read_entry(A) is None
 
 
 def test_turned_off_nothing_is_read_or_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

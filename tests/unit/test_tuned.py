@@ -155,6 +155,7 @@ def test_a_record_replaces_its_own_and_leaves_the_others(path: Path) -> None:
     [
         ("{", "is no tuning .JSONDecodeError"),
         ("[]", "is no tuning .TypeError"),
+        pytest.param("[" * 100_000, "is no tuning .ValueError", id="nested too deep"),
         ("{}", "is no tuning .KeyError: 'format'"),
         ('{"format": 9, "gpus": []}', "it is of format 9, and this wideload reads 1"),
         (json.dumps({"format": 1, "gpus": [{**dataclasses.asdict(MINE), "arch": 90}]}), "is no tuning"),

@@ -22,12 +22,13 @@ import torch
 from wideload.analyze.explain import GpuFigures
 from wideload.analyze.figure import Figure
 from wideload.cache import find_cubin
-from wideload.decode import check_schema, decode
+from wideload.decode import check_schema, decode, parse_json
 from wideload.errors import DeviceError, WideloadError
 from wideload.gpus import Gpu, Target, find_target
 from wideload.launch import LoadedKernel, device_arch
 from wideload.measure.environment import read_environment
 from wideload.measure.wall import MIXES, Mix, Wall, cuda_index, measure_wall, mover_source, nearest_mix, time_cold
+from wideload.store import cache_folder
 
 __all__ = [
     "SCHEMA",
@@ -163,8 +164,8 @@ def _value(figure: Figure) -> str:
 def roofline(device: Any = None, *, refresh: bool = False) -> Roofline:
     """Return the roofline of a CUDA device (what ``torch.device`` takes; the current one if left out).
 
-    Measured once for each GPU and driver, in some ten seconds, then read from ``$XDG_CACHE_HOME/wideload`` (``~/.cache/wideload``);
-    ``refresh`` measures again. Raises ``DeviceError`` without a CUDA device.
+    Measured once for each GPU and driver, in some ten seconds, then read from `wideload.store.cache_folder`; ``refresh`` measures
+    again. Raises ``DeviceError`` without a CUDA device.
     """
     index = cuda_index(device)
     attributes = _read_attributes(index)
@@ -349,13 +350,9 @@ def _measure_launches(index: int) -> dict[str, Figure]:
 # ---- the cache
 
 
-def _cache_folder() -> Path:
-    """As the XDG Base Directory Specification says."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "wideload"
-
-
-def _path_of(attributes: Attributes) -> Path:
-    return _cache_folder() / f"roofline-{attributes.uuid}-{attributes.driver}.json"
+def _path_of(attributes: Attributes) -> Path | None:
+    folder = cache_folder()
+    return None if folder is None else folder / f"roofline-{attributes.uuid}-{attributes.driver}.json"
 
 
 def _fingerprint() -> str:
@@ -363,20 +360,29 @@ def _fingerprint() -> str:
     return hashlib.sha256("".join(mover_source(mix, 1) for mix in MIXES).encode()).hexdigest()
 
 
-def _read(path: Path) -> Roofline | None:
+def _read(path: Path | None) -> Roofline | None:
     """The roofline in ``path``; None where there is none, or one that is damaged, older, or of other kernels."""
+    if path is None:
+        return None
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
         return Roofline.from_dict(content["roofline"]) if content["kernels"] == _fingerprint() else None
     except (OSError, ValueError, LookupError, TypeError, AttributeError, WideloadError):
         return None
 
 
-def _write(path: Path, roof: Roofline) -> None:
+def _write(path: Path | None, roof: Roofline) -> None:
     """Whole or not at all, also when several processes write; a folder that cannot be written only costs time later."""
+    if path is None:
+        return
     content = {"kernels": _fingerprint(), "roofline": roof.to_dict()}
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False, encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
-        os.replace(file.name, path)
+            try:
+                json.dump(content, file, indent=1)
+                file.flush()
+                os.replace(file.name, path)
+            except BaseException:
+                os.unlink(file.name)
+                raise

@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.table import Table
 
-from wideload.decode import check_schema, decode
+from wideload.decode import check_schema, decode, parse_json
 from wideload.errors import WideloadError
 from wideload.measure.compare import CONFIDENCE, SAME_WITHIN, Comparison, Comparisons, compare_results
 from wideload.measure.compare import SCHEMA as COMPARISON_SCHEMA
@@ -205,7 +205,7 @@ def compare_sweeps(a: Sweep, b: Sweep, *, same_within: float = SAME_WITHIN, conf
 def read_sweep(path: Path) -> Sweep:
     """Read a file that holds the JSON of a `Sweep` or a `BenchResult`. Raises ``WideloadError`` for anything else."""
     try:
-        return Sweep.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        return Sweep.from_dict(parse_json(path.read_text(encoding="utf-8")))
     except WideloadError as error:
         raise WideloadError(f"{path}: {error}") from None
     except OSError as error:
