@@ -28,6 +28,7 @@ __all__ = [
     "named_path",
     "read_entry",
     "write_entry",
+    "write_whole",
 ]
 
 DEFAULT_MAX_BYTES = 1 << 30
@@ -211,6 +212,23 @@ def _write_file(path: Path, content: bytes, tmp: Path) -> None:
             file.write(content)
             file.flush()
             os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Put ``text`` in the place of a file: whole or not at all, also when several processes write; a folder that is made is this user's.
+
+    Raises ``OSError``.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(name, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(name)

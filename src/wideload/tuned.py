@@ -9,7 +9,6 @@ import contextlib
 import functools
 import json
 import os
-import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
@@ -23,7 +22,7 @@ from wideload.errors import DeviceError, WideloadError
 from wideload.gpus import Target, find_target
 from wideload.launch import device_arch
 from wideload.plan import ALLOWED, DEFAULT, Tuning, built_in_tuning
-from wideload.store import cache_folder, named_path
+from wideload.store import cache_folder, named_path, write_whole
 
 __all__ = ["TunedGpu", "read_tuned", "remove_tuned", "trying", "tuned_path", "tuning_for", "tuning_of", "write_tuned"]
 
@@ -104,16 +103,7 @@ def remove_tuned(path: Path) -> bool:
 def _write(gpus: Sequence[TunedGpu], path: Path) -> None:
     text = json.dumps({"format": FORMAT, "gpus": [asdict(gpu) for gpu in gpus]}, indent=1) + "\n"
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with open(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(name, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-            raise
+        write_whole(path, text)
     except OSError as error:
         raise WideloadError(f"{path} cannot be written: {error.strerror}. Name another file in WIDELOAD_TUNING.") from None
     finally:

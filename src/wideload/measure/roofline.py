@@ -9,9 +9,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import os
 import statistics
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +26,7 @@ from wideload.gpus import Gpu, Target, find_target
 from wideload.launch import LoadedKernel, device_arch
 from wideload.measure.environment import read_environment
 from wideload.measure.wall import MIXES, Mix, Wall, cuda_index, measure_wall, mover_source, nearest_mix, time_cold
-from wideload.store import cache_folder
+from wideload.store import cache_folder, write_whole
 
 __all__ = [
     "SCHEMA",
@@ -372,17 +370,9 @@ def _read(path: Path | None) -> Roofline | None:
 
 
 def _write(path: Path | None, roof: Roofline) -> None:
-    """Whole or not at all, also when several processes write; a folder that cannot be written only costs time later."""
+    """A folder that cannot be written only costs time later."""
     if path is None:
         return
     content = {"kernels": _fingerprint(), "roofline": roof.to_dict()}
     with contextlib.suppress(OSError):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False, encoding="utf-8") as file:
-            try:
-                json.dump(content, file, indent=1)
-                file.flush()
-                os.replace(file.name, path)
-            except BaseException:
-                os.unlink(file.name)
-                raise
+        write_whole(path, json.dumps(content, indent=1))
