@@ -5,8 +5,6 @@ One row a dtype. Knows nothing of ops, tensors or kernels.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -14,19 +12,7 @@ import torch
 
 from wideload.errors import DtypeError
 
-__all__ = [
-    "DTYPES",
-    "LIMITED",
-    "Kind",
-    "ScalarType",
-    "dtype_name",
-    "is_half",
-    "is_rounded",
-    "is_storage",
-    "scalar_type",
-    "widened",
-    "without_autocast",
-]
+__all__ = ["DTYPES", "LIMITED", "Kind", "ScalarType", "dtype_name", "is_half", "is_rounded", "is_storage", "scalar_type", "widened"]
 
 Kind = Literal["float", "complex", "signed", "unsigned", "bool"]
 """Which C++ expression of an op applies: the arithmetic differs by kind, not by width."""
@@ -124,13 +110,3 @@ def scalar_type(dtype: torch.dtype, what: str) -> ScalarType:
             f"{what} is {dtype}, which CUDA kernels of wideload do not compute yet; allowed: {allowed}. Convert it with .to() first."
         )
     return row
-
-
-@contextlib.contextmanager
-def without_autocast() -> Iterator[None]:
-    """Inside, torch's operators compute in the dtypes of their operands, whatever ``torch.autocast`` the caller has turned on."""
-    with contextlib.ExitStack() as stack:
-        for device_type in ("cpu", "cuda"):
-            if torch.is_autocast_enabled(device_type):
-                stack.enter_context(torch.autocast(device_type, enabled=False))
-        yield

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from wideload.dtypes import dtype_name, is_half, is_storage, widened, without_autocast
+from wideload.autocast import without_autocast
+from wideload.dtypes import dtype_name, is_half, is_storage, widened
 from wideload.errors import DtypeError
 from wideload.expr import Apply, Const, Node, Number
 from wideload.ops_table import Op

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from wideload.dtypes import widened, without_autocast
+from wideload.autocast import without_autocast
+from wideload.dtypes import widened
 from wideload.errors import LayoutError
 from wideload.expr import (
     Apply,

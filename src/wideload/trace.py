@@ -19,8 +19,9 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
+from wideload.autocast import without_autocast
 from wideload.draws import DRAW_SPELLINGS, Bits
-from wideload.dtypes import dtype_name, without_autocast
+from wideload.dtypes import dtype_name
 from wideload.errors import DtypeError, LayoutError, TraceError
 from wideload.expr import (
     Apply,
@@ -794,11 +795,10 @@ class _Tracer:
 
     def _is_operand(self, result: Any) -> bool:
         """Whether torch returns the very operand: for ``+x``, and for the real part or the conjugate of what is real."""
-        if not isinstance(result, _Tensor) or isinstance(result, _Coordinates):
+        if not isinstance(result, _Tensor) or isinstance(result, _Coordinates) or not self._is_alias(result._node):
             return False
         node = self.nodes[result._node]
-        if not isinstance(node, Apply) or not node.op.is_alias:
-            return False
+        assert isinstance(node, Apply)
         operand = self.nodes[node.operands[0]]
         assert not isinstance(operand, Const | Number)
         return node.op is OPS["positive"] or not operand.dtype.is_complex
