@@ -144,8 +144,8 @@ def are_rows_whole(size: int, elements: int, beat: tuple[int, ...], accesses: Se
 def choose_kept(num_inputs: int, walks: Sequence[Walk], sizes: Sequence[int]) -> tuple[bool, ...]:
     """Of each input, whether the L2 is to keep it: an outer dim reads all of it again, after more than what would still be there.
 
-    RoPE of (8, 4096, 32, 128) in bf16 reads 2 MiB of tables for each of 8 batches of 64 MiB: asked to keep them, an H200 does it at 0.992
-    of the wall, else at 0.961.
+    RoPE reads its tables again for every batch: of queries and keys of 4 batches, 6.4 MiB of tables, it stands at 0.991 of the wall on an
+    H200, without this at 0.943 (benchmarks/operators.py).
     """
 
     def nbytes(walk: Walk, rank: int) -> int:

@@ -147,8 +147,8 @@ class Variant:
     a strips kernel's, ``columns`` a columns kernel's, ``table`` a foreach kernel's. ``is_whole`` says that sizes and addresses leave no
     access that is partly outside, so that the kernel has no edges. ``steps`` are those of the loads, and how many elements before an
     operand's first one its aligned words begin: (1, 0) of all but ``stepped`` ones. ``kept`` says of which loads the L2 is to keep what
-    they read; it is empty where of none. ``is_one_of_several`` kernels of a call lets them run
-    side by side; one that ``reads_results`` of those before waits for them first.
+    they read; it is empty where of none. ``is_one_of_several`` kernels of a call lets them run side by side; one that ``reads_results``
+    of those before waits for them first.
     """
 
     family: Family
