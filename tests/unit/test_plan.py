@@ -114,6 +114,21 @@ def test_of_a_tile_the_l2_keeps_what_is_turned_and_nothing_else(size: int, targe
     assert set(re.findall(r"\bcreatepolicy\S*", planned.ptx)) == ({"createpolicy.fractional.L2::evict_last.b64"} if is_kept else set())
 
 
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "sm_120"])
+@pytest.mark.parametrize("dtype", [i8, bf16, f32, f64], ids=str)
+def test_the_l2_keeps_the_words_of_rings_by_a_policy_that_is_there(dtype: torch.dtype, target: str) -> None:
+    """A policy is a pair of uniform registers and begins at an even one; what ptxas leaves without one begins at UR1."""
+    planned = wl.fuse(lambda x: x.contiguous(), name="turned").plan(meta(4099, 4111, dtype=dtype).t(), target=target)
+    (kernel,) = planned.kernels
+    assert kernel.plan.variant.tile is not None
+    assert kernel.plan.variant.tile.ring
+    copies = re.findall(r"cp\.async\.cg\S*", planned.ptx)
+    assert {*copies} == {"cp.async.cg.shared.global.L2::cache_hint.L2::256B"}
+    policies = re.findall(r"LDGSTS\.\S+ \[R\d+\S*\], desc\[UR(\d+)\]", planned.sass)
+    assert len(policies) >= len(copies)
+    assert not [number for number in policies if int(number) % 2]
+
+
 # ---- family
 
 DENSE = [

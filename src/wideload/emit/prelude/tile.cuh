@@ -127,12 +127,14 @@ template <int ring, int width, bool alike> DEVICE unsigned ring_place(unsigned c
 
 // A word to a tile; it is there after arrived() and a barrier. The L2 gets all 256 bytes of memory in which it is, the rest of which
 // the next tile reads: bf16 from rows of any alignment 0.906 against 0.87 of the wall on an H200, 0.947 against 0.89 where all begin 64
-// bytes behind a cache line.
+// bytes behind a cache line. Kept by the L2 as chunks are. The `and` changes no address: beside a policy, ptxas before 13.4.59 would add
+// the tile's own address within the copy and take it and the policy from registers that nothing has written, an illegal instruction
+// (IST-DASLab/marlin issue 44, triton-lang/triton 11660).
 template <class V> DEVICE void copy_word(V* to, const V* from, bool is_wanted)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     const unsigned place = (unsigned)__cvta_generic_to_shared(to);
-    asm volatile("{ .reg .pred %%wanted; setp.ne.u32 %%wanted, %2, 0; @%%wanted cp.async.cg.shared.global.L2::256B [%0], [%1], 16; }" ::"r"(place), "l"(from), "r"((unsigned)is_wanted) : "memory");
+    asm volatile("{ .reg .pred %%wanted; .reg .b32 %%at; setp.ne.u32 %%wanted, %2, 0; and.b32 %%at, %0, -16; @%%wanted cp.async.cg.shared.global.L2::cache_hint.L2::256B [%%at], [%1], 16, %3; }" ::"r"(place), "l"(from), "r"((unsigned)is_wanted), "l"(keeping_policy()) : "memory");
 #else
     if (is_wanted) write_tile(to, *from);
 #endif
