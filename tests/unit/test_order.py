@@ -90,3 +90,26 @@ def test_earlier_architectures_do_not_wait() -> None:
     (kernel,) = PLANS["dense"][1]("sm_80").kernels
     assert _WAIT not in kernel.sass
     assert "PREEXIT" not in kernel.sass
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "moves_much"),
+    [
+        (lambda x, y: x + y, (meta(1 << 20), meta(1 << 20)), True),  # 8 elements a thread of 2 + 2 + 2 bytes, 128 threads: 6 KiB
+        (lambda x: x * 2, (meta(1 << 20),), False),  # 4 KiB
+        (lambda x: x.float(), (meta(1 << 20),), False),  # 4 elements of 2 + 4 bytes: 3 KiB
+        (lambda x, row: x + row, (meta(1024, 1024), meta(1024)), False),  # a row is read once
+        (lambda x, y: x + y, (meta(1024, 1024)[:, 8:], meta(1024, 1024)[:, 8:]), True),
+        (lambda x: (x * 2, wl.any_nonfinite(x)), (meta(1 << 20),), False),  # one word is no traffic
+        (lambda x: x * 2, (meta(5),), False),
+        (lambda x, y: x + y, (meta(5), meta(5)), True),  # as of any other size
+        (lambda x: x.t().contiguous(), (meta(4096, 4096),), True),
+    ],
+)
+def test_a_block_that_moves_little_lets_the_next_kernel_start_in_small_grids_alone(
+    fn: Any, args: tuple[Any, ...], moves_much: bool
+) -> None:
+    (kernel,) = wl.fuse(fn, name="f").plan(*args, target="sm_90").kernels
+    assert kernel.plan.variant.moves_much == moves_much
+    assert ("    let_next_start();\n" in kernel.source) == moves_much
+    assert ("    if (gridDim.x <= 2048) let_next_start();\n" in kernel.source) == (not moves_much)

@@ -76,11 +76,6 @@ class Walk:
         """Whether it is another element from one to the next along the fast dim."""
         return not self.is_uniform and (not self.strides or self.strides[0] != 0)
 
-    @property
-    def moved_bytes(self) -> int:
-        """Of memory, for an element of the space; of what is broadcast about none."""
-        return self.type.itemsize if all(self.strides) else 0
-
     def phase(self, elements: int) -> int:
         """How many elements its address lies behind an aligned access of ``elements``."""
         return self.phase_bytes % (elements * self.type.itemsize) // self.type.itemsize

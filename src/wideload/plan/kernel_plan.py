@@ -212,7 +212,7 @@ def _plan_kernel(
         paces=tuple(paces),
         strip=choice.strip,
         columns=choice.columns,
-        moves_much=choice.threads * choice.elements * sum(walk.moved_bytes for walk in walks) >= STARTING_BYTES,
+        moves_much=choice.threads * choice.elements * _moved_bytes(walks, targets) >= STARTING_BYTES,
     )
     grid = -(-choice.num_covered // (variant.threads * variant.elements))
     reasons = [*choice.reasons, Reason("grid", f"{grid} x {variant.threads}", "one-shot: a grid-stride loop measured 5 % slower on H200")]
@@ -238,6 +238,12 @@ def _plan_kernel(
         (*choice.sizes, *position_sizes),
         tuple(reasons),
     )
+
+
+def _moved_bytes(walks: Sequence[Walk], targets: Sequence[Target]) -> int:
+    """Of memory, for an element of the space: none of what is broadcast, of sums, of one value of all. The ``targets`` walk last."""
+    are_moved = [True] * (len(walks) - len(targets)) + [_is_stored(target) for target in targets]
+    return sum(walk.type.itemsize for walk, is_moved in zip(walks, are_moved, strict=True) if is_moved and all(walk.strides))
 
 
 def _choose_summing(
