@@ -59,7 +59,11 @@ def find_cubin(source: str, *, arch: str, name: str, fma: bool = False, recipe: 
     However many threads ask, one looks and compiles. Raises ``CompileError``, which names what would build the kernel of ``recipe`` where
     there is nothing to compile it with.
     """
-    key = (source, arch, name, fma)
+    return _find((source, arch, name, fma), lambda: recipe)
+
+
+def _find(key: _Key, recipe: Callable[[], Recipe | None]) -> Cubin:
+    source, arch, name, fma = key
     cubin = _cubins.get(key)
     if cubin is None:
         with _locks.setdefault(key, threading.Lock()):
@@ -70,12 +74,14 @@ def find_cubin(source: str, *, arch: str, name: str, fma: bool = False, recipe: 
 
 
 def find_cubins(kernels: Sequence[tuple[str, str, str]], recipe: Callable[[], Recipe | None] = lambda: None) -> tuple[Cubin, ...]:
-    """Return the cubin of each (source, arch, name), those to compile side by side: NVRTC releases the interpreter. As `find_cubin`."""
+    """Return the cubin of each (source, arch, name), those to compile side by side: NVRTC releases the interpreter. As `find_cubin`.
+
+    ``recipe`` is asked for the call only where there is nothing to compile with.
+    """
     keys = [(*kernel, False) for kernel in kernels]
     if all(key in _cubins for key in keys):
         return tuple(_cubins[key] for key in keys)
-    call = recipe()
-    return _side_by_side(lambda key: find_cubin(key[0], arch=key[1], name=key[2], recipe=call), keys)
+    return _side_by_side(lambda key: _find(key, recipe), keys)
 
 
 def is_in_memory(source: str, *, arch: str, name: str) -> bool:
@@ -137,14 +143,14 @@ def read_stored(entry: store.Entry) -> StoredCubin | None:
         return None
 
 
-def _read_or_compile(key: _Key, recipe: Recipe | None) -> Cubin:
+def _read_or_compile(key: _Key, recipe: Callable[[], Recipe | None]) -> Cubin:
     try:
         return _read(key) or _compile(key)
     except CompileError as error:
         if has_nvrtc():
             raise
         source, arch, name, fma = key
-        raise CompileError(describe_missing(source, arch=arch, name=name, fma=fma, recipe=recipe, reason=str(error))) from error
+        raise CompileError(describe_missing(source, arch=arch, name=name, fma=fma, recipe=recipe(), reason=str(error))) from error
 
 
 def _compile(key: _Key) -> Cubin:

@@ -240,7 +240,7 @@ def _sweep(tmp: Path) -> None:
     import fcntl
 
     with contextlib.suppress(FileNotFoundError):
-        for path in tmp.glob(f"*{_UNFINISHED}"):
+        for path in [tmp / name for name in os.listdir(tmp) if name.endswith(_UNFINISHED)]:
             # NFS locks exclusively only what is open for writing.
             with contextlib.suppress(OSError), path.open("r+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
