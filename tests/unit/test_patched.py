@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import wideload as wl
 
-patching = sys.modules["wideload.patch"]  # `wl.patch` is the function
+patching = sys.modules["wideload.patched"]  # `wl.patch` is the function
 f32, bf16 = torch.float32, torch.bfloat16
 
 WIDTH, HIDDEN, HEADS = 16, 24, 2
