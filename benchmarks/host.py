@@ -21,6 +21,7 @@ import torch.nn.functional as F
 
 import wideload as wl
 from table import Draw, Finding, describe_environment
+from wideload.native import native_state
 
 SCHEMA = 1
 SHAPE = (64, 1024)
@@ -111,6 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run(device: torch.device, to: Path | None = None, rounds: int = ROUNDS) -> int:
     """Time the cases on ``device`` and print them."""
+    print(native := native_state(wait=True))
     rows = []
     for name, eager_name, most, mine, eager in cases(device):
         rows.append(Row(name, eager_name, most, *time_calls([mine, eager], rounds)))
@@ -118,7 +120,10 @@ def run(device: torch.device, to: Path | None = None, rounds: int = ROUNDS) -> i
     if to:
         figures = [{**dataclasses.asdict(row), "ratio": row.ratio} for row in rows]
         about = describe_environment(device)
-        to.write_text(json.dumps({"schema": SCHEMA, "environment": about, "rows": figures}, indent=1, default=str) + "\n", encoding="utf-8")
+        to.write_text(
+            json.dumps({"schema": SCHEMA, "environment": about, "native": native.is_ready, "rows": figures}, indent=1, default=str) + "\n",
+            encoding="utf-8",
+        )
     return int(any(not row.finding.is_kept for row in rows))
 
 

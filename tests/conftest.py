@@ -7,6 +7,8 @@ import os
 import pytest
 import torch
 
+from wideload import native
+
 os.environ["WIDELOAD_CACHE"] = "0"  # every test compiles what it looks at; those of the cache turn it on, in a folder of their own
 
 
@@ -27,3 +29,15 @@ def full_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are cut as for much work, also where tensors are small enough for an emulator."""
     for family in ("tile", "strided"):
         monkeypatch.setattr(f"wideload.plan.{family}.share_of_block", lambda count: 1 << 40)
+
+
+@pytest.fixture(params=["python", "native"])
+def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """By Python's guards and launchers, and by those in C, whichever of them this process has made until now."""
+    state = native.native_state(wait=True)
+    assert state.is_ready, state.fault
+    if request.param == "python":
+        off = native._Module()
+        off._fault, off._thread = "a test", native._module._thread
+        monkeypatch.setattr(native, "_module", off)
+    return str(request.param)

@@ -49,7 +49,7 @@ from wideload.reference import evaluate_expr, with_seed
 from wideload.remembered import remember
 from wideload.replay import NodeLayout, replay_layout
 from wideload.sharding import Sharding, find_sharded_call, has_shards
-from wideload.shortcut import MISSED, STATIC_TYPES, Circumstances, Shortcut, are_immutable, find_shortcut, shortcut_key
+from wideload.shortcut import MISSED, STATIC_TYPES, Shortcut, are_immutable, find_circumstances, find_shortcut, shortcut_key
 from wideload.steps import Steps, run_steps, steps_into, steps_of_new
 from wideload.structure import are_same, map_structure, same_structure
 from wideload.torch_library import no_modes, note_function
@@ -660,7 +660,7 @@ class FusedFunction:
         if kwargs and self._signature and [*self._signature.bind(*args, **kwargs).arguments][-len(kwargs) :] != [*kwargs]:
             return  # given in another order than the parameters'
         static = [name in self._static for name in (*self._given_names(len(args)), *kwargs)]
-        shortcut = find_shortcut(args, kwargs, out, call.tensors, call.scalars, static, Circumstances(fn, self._captures), find_steps)
+        shortcut = find_shortcut(args, kwargs, out, call.tensors, call.scalars, static, find_circumstances(fn, self._captures), find_steps)
         if shortcut is not None:
             key = shortcut_key(args, kwargs, out)
             remember(self._shortcuts, key, (shortcut, *self._shortcuts.get(key, ())[: _MOST_ALIKE - 1]))

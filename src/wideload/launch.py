@@ -21,6 +21,7 @@ from wideload.errors import CompileError, DeviceError
 from wideload.nvrtc import Cubin
 
 __all__ = [
+    "DATA_PTR",
     "THREAD",
     "LoadedKernel",
     "TableKernel",
@@ -103,6 +104,9 @@ class _ThreadState(threading.local):
 
 THREAD = _ThreadState()
 
+DATA_PTR = torch._C.TensorBase.data_ptr
+"""Of a tensor: its address. At the cost of a call, without that of finding the method."""
+
 
 class LoadedKernel:
     """A kernel ready to launch as ``grid`` blocks of ``threads``, either a number or one for each of x, y and z.
@@ -183,6 +187,30 @@ class LoadedKernel:
             return None
         return functools.partial(function, int(self._kernel.handle), *self._grid, warps, self._shared_bytes, types)
 
+    def native_launcher(
+        self, native: Any, device: int, offsets: tuple[int, ...], sizes: tuple[int, ...], types: str
+    ) -> Callable[..., None]:
+        """`native`'s: of tensors, whose first bytes lie ``offsets`` behind their addresses, and of words of these types behind the sizes.
+
+        ``device`` is the current one. Raises ``ValueError`` for more parameters than it takes.
+        """
+        config = _config_of(self)
+        launch: Callable[..., None] = native.Launcher(
+            launch=ctypes.cast(_launch_function(), ctypes.c_void_p).value,
+            config=ctypes.string_at(config.getPtr(), _CONFIG_BYTES),
+            function=int(self._kernel.handle),
+            kept=(self, config),
+            data_ptr=DATA_PTR,
+            stream_of=torch._C._cuda_getCurrentRawStream,
+            bind=bind_context,
+            refuse=functools.partial(_refused, self._grid, self._threads),
+            device=device,
+            offsets=offsets,
+            sizes=sizes,
+            types=types,
+        )
+        return launch
+
     def _launch_from_slot(self, layout: struct.Struct, arguments: tuple[int | float, ...], stream: int) -> None:
         try:
             slot = self._free.pop()  # threads may launch one kernel at a time: each from memory of its own
@@ -241,28 +269,44 @@ def _launch_function() -> Any:
     return function
 
 
+_CONFIG_BYTES = 56
+"""Of a ``CUlaunchConfig`` (cuda.h): seven sizes, the stream, the attributes and their number."""
+
+
+def _config_of(kernel: LoadedKernel) -> Any:
+    """The driver's description of a launch, but for the stream."""
+    driver = _driver()
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = kernel._grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = kernel._threads
+    config.sharedMemBytes = kernel._shared_bytes
+    if kernel._overlaps:
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        config.attrs, config.numAttrs = [attribute], 1
+    return config
+
+
+def _refused(grid: tuple[int, ...], threads: tuple[int, ...], status: int) -> DeviceError:
+    """What is raised where the driver has answered ``status``."""
+    blocks, block, name = " x ".join(map(str, grid)), " x ".join(map(str, threads)), _driver().CUresult(status).name
+    return DeviceError(f"the driver did not launch {blocks} blocks of {block} threads: {name}. {_AFTER_A_FAULT}")
+
+
 class _Slot:
     """The memory of one launch of a kernel: the driver's description of it, and its arguments, which the driver copies."""
 
-    __slots__ = ("_config", "_config_at", "_function", "_handle", "_parameters", "_parameters_at", "_stream", "values")
+    __slots__ = ("_config", "_config_at", "_function", "_handle", "_parameters", "_parameters_at", "_refused", "_stream", "values")
 
     def __init__(self, kernel: LoadedKernel, num_arguments: int) -> None:
-        driver = _driver()
-        self._config, self._function, self._handle = driver.CUlaunchConfig(), _launch_function(), int(kernel._kernel.handle)
-        config = self._config
-        config.gridDimX, config.gridDimY, config.gridDimZ = kernel._grid
-        config.blockDimX, config.blockDimY, config.blockDimZ = kernel._threads
-        config.sharedMemBytes = kernel._shared_bytes
-        if kernel._overlaps:
-            attribute = driver.CUlaunchAttribute()
-            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            attribute.value.programmaticStreamSerializationAllowed = 1
-            config.attrs, config.numAttrs = [attribute], 1
+        self._config, self._function, self._handle = _config_of(kernel), _launch_function(), int(kernel._kernel.handle)
+        self._refused = functools.partial(_refused, kernel._grid, kernel._threads)
         self._stream = 0
         self.values = (ctypes.c_int64 * num_arguments)()
         first = ctypes.addressof(self.values)
         self._parameters = (ctypes.c_void_p * num_arguments)(*range(first, first + 8 * num_arguments, 8))
-        self._config_at, self._parameters_at = config.getPtr(), ctypes.addressof(self._parameters)
+        self._config_at, self._parameters_at = self._config.getPtr(), ctypes.addressof(self._parameters)
 
     def launch(self, stream: int) -> None:
         """Put the kernel on ``stream``, a handle; the driver has copied the arguments when this returns."""
@@ -270,13 +314,7 @@ class _Slot:
             self._config.hStream, self._stream = _driver().CUstream(stream), stream
         status = self._function(self._config_at, self._handle, self._parameters_at, None)
         if status:
-            raise DeviceError(self._refusal(_driver().CUresult(status).name))
-
-    def _refusal(self, name: str) -> str:
-        config = self._config
-        grid = f"{config.gridDimX} x {config.gridDimY} x {config.gridDimZ}"
-        block = f"{config.blockDimX} x {config.blockDimY} x {config.blockDimZ}"
-        return f"the driver did not launch {grid} blocks of {block} threads: {name}. {_AFTER_A_FAULT}"
+            raise self._refused(status)
 
 
 class TableKernel:

@@ -13,6 +13,8 @@ import torch
 from torch.autograd import forward_ad
 
 from wideload.captures import Captures
+from wideload.launch import DATA_PTR
+from wideload.native import Either
 from wideload.outputs import extent_of
 from wideload.plan import ACCESS_BYTES
 from wideload.steps import Steps, define, tuple_of
@@ -21,10 +23,10 @@ from wideload.structure import are_same
 __all__ = [
     "MISSED",
     "STATIC_TYPES",
-    "Circumstances",
     "Likeness",
     "Shortcut",
     "are_immutable",
+    "find_circumstances",
     "find_likeness",
     "find_shortcut",
     "shortcut_key",
@@ -59,37 +61,25 @@ def are_immutable(defaults: Any) -> bool:
     return all(are_immutable(value) if type(value) is tuple else isinstance(value, (*_NUMBERS, *_CONSTANTS)) for value in defaults or ())
 
 
-class Circumstances:
-    """What a call depends on besides its arguments: what the function has captured, its defaults, torch's modes that no guard sees.
+Found = tuple[Any, str | None, Any]
+"""An object, the name of its attribute or None to call it, and what that is found to be: the same object as long as nothing has changed."""
 
-    ``changes`` are expressions of which one is true where they are no longer the same, of the names in ``names``.
-    """
 
-    __slots__ = ("changes", "names")
+def find_circumstances(function: Any, captures: Captures) -> tuple[Found, ...]:
+    """What a call depends on besides its arguments: what the function has captured, its defaults, torch's modes that no guard sees."""
+    has_defaults = hasattr(function, "__defaults__")
+    return (
+        (captures.read, None, captures.read()),
+        *([(function, "__defaults__", function.__defaults__)] if has_defaults else []),
+        (torch.get_default_dtype, None, torch.get_default_dtype()),
+        (torch.is_grad_enabled, None, torch.is_grad_enabled()),
+        (forward_ad, "_current_level", _NO_LEVEL),
+        (torch._C._len_torch_dispatch_stack, None, 0),
+    )
 
-    def __init__(self, function: Any, captures: Captures) -> None:
-        """As they are now."""
-        has_defaults = hasattr(function, "__defaults__")
-        self.changes = (
-            "read() is not captured",
-            *(["function.__defaults__ is not defaults"] if has_defaults else []),
-            "default_dtype() is not dtype",
-            "is_grad_enabled() is not enabled",
-            "forward_ad._current_level >= 0",
-            "num_modes()",
-        )
-        self.names = {
-            "read": captures.read,
-            "captured": captures.read(),
-            "function": function,
-            "defaults": getattr(function, "__defaults__", None),
-            "default_dtype": torch.get_default_dtype,
-            "dtype": torch.get_default_dtype(),
-            "is_grad_enabled": torch.is_grad_enabled,
-            "enabled": torch.is_grad_enabled(),
-            "forward_ad": forward_ad,
-            "num_modes": torch._C._len_torch_dispatch_stack,
-        }
+
+_NO_LEVEL = -1
+"""Outside ``forward_ad.dual_level``."""
 
 
 class Likeness:
@@ -116,12 +106,6 @@ class Likeness:
             return False
         return [tensor.data_ptr() % ACCESS_BYTES for tensor in tensors] == self.phases
 
-    def differences(self, addresses: Sequence[str]) -> list[str]:
-        """Expressions of names of addresses, one of them true where tensors begin with another alignment; ``phase_p0`` is that of one."""
-        if not any(self.phases):
-            return [f"({' | '.join(addresses)}) % {ACCESS_BYTES}"]
-        return [f"{address} % {ACCESS_BYTES} != phase_{address}" for address in addresses]
-
 
 def find_likeness(tensors: Sequence[torch.Tensor]) -> Likeness | None:
     """None in another torch."""
@@ -131,33 +115,62 @@ def find_likeness(tensors: Sequence[torch.Tensor]) -> Likeness | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """How what is written lies to an argument: at the same address, or before or behind it by what both take, in bytes."""
+Pair = tuple[int, int, int, int]
+"""Two tensors by number, ``low`` and ``high``: the second's address less the first's is not between these; where both are 0, it is 0."""
 
-    is_same: bool
-    nbytes: int
-    out_nbytes: int
-
-    def holds(self, address: int, out: int) -> bool:
-        return out == address if self.is_same else not address - self.out_nbytes < out < address + self.nbytes
-
-    def difference(self, address: str) -> str:
-        """An expression that is true where it does not hold of ``p_out``; with numbers by name: they are not part of a text."""
-        return f"p_out != {address}" if self.is_same else f"{address} - nbytes < p_out < {address} + nbytes_{address}"
+_OTHER = -1, 1
+"""The two of addresses that are not the same."""
 
 
-def _find_places(tensors: Sequence[torch.Tensor], out: torch.Tensor) -> tuple[_Place, ...] | None:
-    """None where the tensor that is written lies otherwise to an argument."""
-    written, places = extent_of(out), []
-    for tensor in tensors:
-        read = extent_of(tensor)
-        nbytes = read.end_bytes - read.address_bytes, written.end_bytes - written.address_bytes
-        place = _Place(tensor.data_ptr() == out.data_ptr(), *nbytes)
-        if not place.holds(tensor.data_ptr(), out.data_ptr()):
+def _find_places(tensors: Sequence[torch.Tensor], out: torch.Tensor) -> tuple[Pair, ...] | None:
+    """How ``out``, the last one, lies to each of ``tensors``: in its place or apart from it. None where it lies otherwise."""
+    written, pairs = extent_of(out), []
+    out_nbytes = written.end_bytes - written.address_bytes
+    for at, tensor in enumerate(tensors):
+        read, apart = extent_of(tensor), out.data_ptr() - tensor.data_ptr()
+        nbytes = read.end_bytes - read.address_bytes
+        if apart and -out_nbytes < apart < nbytes:
             return None
-        places.append(place)
-    return tuple(places)
+        pairs.append((at, len(tensors), -out_nbytes, nbytes) if apart else (at, len(tensors), 0, 0))
+    return tuple(pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Guard:
+    """Tells whether so many tensors, and all around them, are as they were: by `native`'s ``Guard``, or the same in Python."""
+
+    likeness: Likeness
+    pairs: tuple[Pair, ...]
+    found: tuple[Found, ...]
+
+    def of_native(self, native: Any) -> Callable[..., bool]:
+        phases, pairs = tuple(self.likeness.phases), tuple(number for pair in self.pairs for number in pair)
+        guard: Callable[..., bool] = native.Guard(
+            check=self.likeness.check, data_ptr=DATA_PTR, phases=phases, access_bytes=ACCESS_BYTES, pairs=pairs, found=self.found
+        )
+        return guard
+
+    def of_python(self) -> Callable[..., bool]:
+        tensors = [f"t{at}" for at in range(len(self.likeness.phases))]
+        names: dict[str, Any] = {"check": self.likeness.check}
+        differences = []
+        if any(self.likeness.phases):
+            differences += [f"p{at} % {ACCESS_BYTES} != phase{at}" for at in range(len(tensors))]
+            names |= {f"phase{at}": phase for at, phase in enumerate(self.likeness.phases)}
+        else:
+            differences += [f"({' | '.join(f'p{at}' for at in range(len(tensors)))}) % {ACCESS_BYTES}"]
+        for at, (first, second, low, high) in enumerate(self.pairs):
+            differences.append(f"low{at} < p{second} - p{first} < high{at}" if low or high else f"p{second} != p{first}")
+            names |= {f"low{at}": low, f"high{at}": high}
+        for at, (owner, name, value) in enumerate(self.found):
+            differences.append(f"owner{at}{f'.{name}' if name else '()'} is not value{at}")
+            names |= {f"owner{at}": owner, f"value{at}": value}
+        lines = (
+            f"if not check({', '.join(tensors)}): return False",
+            *[f"p{at} = {tensor}.data_ptr()" for at, tensor in enumerate(tensors)],
+            f"return not ({' or '.join(differences)})",
+        )
+        return define(f"def call({', '.join(tensors)}):", Steps(lines, names))
 
 
 def _differs(value: Any, constant: Any) -> bool:
@@ -176,63 +189,54 @@ def find_shortcut(
     tensors: Sequence[torch.Tensor],
     scalars: Sequence[Any],
     static: Sequence[bool],
-    circumstances: Circumstances,
+    found: tuple[Found, ...],
     find_steps: Callable[[], Steps],
 ) -> Shortcut | None:
     """The shortcut of a call that was taken apart into ``tensors`` and ``scalars``; None where calls like it cannot be told so cheaply.
 
-    ``static`` says of each argument, as it is given, whether a number there is part of the trace. ``find_steps``: what such calls do.
+    ``static`` says of each argument, as it is given, whether a number there is part of the trace. ``found``: its circumstances.
+    ``find_steps``: what such calls do.
     """
     values = (*args, *kwargs.values())
     kinds = [_kind_of(value, is_static) for value, is_static in zip(values, static, strict=True)]
-    places = {kind: [at for at, of in enumerate(kinds) if of == kind] for kind in "tnc"}
-    given = [values[at] for at in places["t"]]
-    if "" in kinds or [values[at] for at in places["n"]] != [*scalars] or not are_same(given, tensors):
+    at_kind = {kind: [at for at, of in enumerate(kinds) if of == kind] for kind in "tnc"}
+    given = [values[at] for at in at_kind["t"]]
+    if "" in kinds or [values[at] for at in at_kind["n"]] != [*scalars] or not are_same(given, tensors):
         return None
     if not all(tensor.numel() for tensor in tensors) or len({tensor.device for tensor in tensors}) > 1:
         return None
     if len({tensor.data_ptr() for tensor in tensors}) != len(tensors):
         return None
-    lies = () if out is None else _find_places(tensors, out)
     is_argument = any(tensor is out for tensor in tensors)
-    likeness = find_likeness(tensors if out is None or is_argument else (*tensors, out))
-    if lies is None or likeness is None:
+    compared = tensors if out is None or is_argument else (*tensors, out)
+    places = () if out is None or is_argument else _find_places(tensors, out)
+    likeness = find_likeness(compared)
+    if places is None or likeness is None:
         return None
+    apart = [(at, other, *_OTHER) for other in range(len(tensors)) for at in range(other)]
+    if torch.cuda.device_count() > 1:
+        found = (*found, (torch._C._cuda_getDevice, None, tensors[0].device.index))
+    guard = _Guard(likeness, (*apart, *places), found)
 
     steps = find_steps()
-    names = {at: f"{kind}{number}" for kind, found in places.items() for number, at in enumerate(found)}
+    names = {at: f"{kind}{number}" for kind, those in at_kind.items() for number, at in enumerate(those)}
     by_place, by_name = [names[at] for at in range(len(args))], [names[at] for at in range(len(args), len(values))]
-    held = [names[at] for at in places["t"]]
-    addresses = [f"p{at}" for at in range(len(held))]
-    compared = (held, addresses) if out is None or is_argument else ([*held, "out"], [*addresses, "p_out"])
+    held = [names[at] for at in at_kind["t"]]
     lines = (
         _missed_if(f"len(args) != {len(args)}", "tuple(kwargs) != by_name" if kwargs else "kwargs", f"out is {'not ' * (out is None)}None"),
-        *[f"{', '.join(found)}, = {source}" for found, source in ((by_place, "args"), (by_name, "kwargs.values()")) if found],
+        *[f"{', '.join(those)}, = {source}" for those, source in ((by_place, "args"), (by_name, "kwargs.values()")) if those],
         _missed_if(
-            *[f"type({names[at]}) is not kind_{names[at]}" for at in places["n"]],
-            *[f"{names[at]} is not constant_{names[at]} and differs({names[at]}, constant_{names[at]})" for at in places["c"]],
+            *[f"type({names[at]}) is not kind_{names[at]}" for at in at_kind["n"]],
+            *[f"{names[at]} is not constant_{names[at]} and differs({names[at]}, constant_{names[at]})" for at in at_kind["c"]],
             *[f"{name} is not out" for name, tensor in zip(held, tensors, strict=True) if tensor is out],
-            f"not check({', '.join(compared[0])})",
+            f"not is_alike({', '.join([*held, *['out'] * (len(compared) > len(held))])})",
         ),
-        *[f"{address} = {tensor}.data_ptr()" for address, tensor in zip(addresses, held, strict=True)],
-        *(["p_out = out.data_ptr()"] if out is not None else []),
-        f"numbers = {tuple_of(names[at] for at in places['n'])}",
-        _missed_if(
-            *likeness.differences(compared[1]),
-            *[f"{one} == {other}" for at, one in enumerate(addresses) for other in addresses[:at]],
-            *[lie.difference(address) for lie, address in zip(lies, addresses, strict=False)],
-            *circumstances.changes,
-            *(["current() != index"] if torch.cuda.device_count() > 1 else []),
-        ),
+        f"numbers = {tuple_of(names[at] for at in at_kind['n'])}",
     )
-    constants = {"MISSED": MISSED, "check": likeness.check, "differs": _differs, "by_name": tuple(kwargs)}
-    constants |= {"current": torch._C._cuda_getDevice, "index": tensors[0].device.index, **circumstances.names}
-    constants |= {f"phase_{address}": phase for address, phase in zip(compared[1], likeness.phases, strict=True)}
-    constants |= {f"kind_{names[at]}": type(values[at]) for at in places["n"]}
-    constants |= {f"constant_{names[at]}": values[at] for at in places["c"]}
-    for lie, address in zip(lies, addresses, strict=False):
-        constants |= {"nbytes": lie.out_nbytes, f"nbytes_{address}": lie.nbytes}
-    assert all(constants[name] == steps.names[name] for name in constants.keys() & steps.names.keys())
+    constants = {"MISSED": MISSED, "is_alike": Either(guard.of_python, guard.of_native), "differs": _differs, "by_name": tuple(kwargs)}
+    constants |= {f"kind_{names[at]}": type(values[at]) for at in at_kind["n"]}
+    constants |= {f"constant_{names[at]}": values[at] for at in at_kind["c"]}
+    assert not constants.keys() & steps.names.keys()
     return define("def call(args, kwargs, out=None):", Steps((*lines, *steps.lines), {**constants, **steps.names}))
 
 

@@ -15,6 +15,7 @@ import torch
 
 from wideload.execute import Launch, Output, empty_here, run_new, scalar_words
 from wideload.launch import THREAD, bind_context, refusal
+from wideload.native import Either, bind_names
 from wideload.random import draw_seed
 from wideload.remembered import MAX_REMEMBERED
 
@@ -25,9 +26,9 @@ __all__ = ["Steps", "define", "run_steps", "runner_of", "steps_into", "steps_of_
 class Steps:
     """What a call does whose arguments have been taken apart: lines of a function, and what the names in them stand for.
 
-    Tensors are ``t0``, ``t1``, ..., their addresses ``p0``, ``p1``, ..., the tuple of run-time numbers ``numbers``, what is written
-    ``out``, its address ``p_out``; the tensors' device is the current one. Calls that differ in nothing but sizes have the same lines,
-    which are compiled once.
+    Tensors are ``t0``, ``t1``, ..., the tuple of run-time numbers ``numbers``, what is written ``out``; the tensors' device is the
+    current one. Calls that differ in nothing but sizes have the same lines, which are compiled once. An `Either` that a name stands for
+    is one of its two functions.
     """
 
     lines: tuple[str, ...]
@@ -36,10 +37,13 @@ class Steps:
 
 def define(head: str, steps: Steps) -> Callable[..., Any]:
     """The function of that head with those lines."""
-    names = dict(steps.names)
-    exec(_code_of("\n    ".join((head, *steps.lines))), names)
-    defined: Callable[..., Any] = names.pop("call")
-    return defined
+
+    def defined(names: dict[str, Any]) -> Callable[..., Any]:
+        exec(_code_of("\n    ".join((head, *steps.lines))), names)
+        function: Callable[..., Any] = names.pop("call")
+        return function
+
+    return bind_names(defined, steps.names)  # type: ignore[no-any-return]
 
 
 @functools.lru_cache(maxsize=MAX_REMEMBERED)
@@ -88,14 +92,14 @@ def steps_of_new(
         else:
             lines.append(f"r{at} = empty(shape{at}, strides{at}, dtype{at})")
             names |= {f"shape{at}": shape, f"strides{at}": strides, f"dtype{at}": dtype}
-    written = [f"r{at}.data_ptr()" for at in range(len(outputs))]
+    written = [f"r{at}" for at in range(len(outputs))]
     launching = _launching(launches, written, device, num_tensors if draws else None)
     return Steps((*lines, *launching.lines, f"return {_returned('r{}', returned)}"), {**names, **launching.names})
 
 
 def steps_into(launches: Sequence[Launch], device: torch.device, num_tensors: int, *, draws: bool = False) -> Steps:
     """Launch what writes ``out`` and return it."""
-    launching = _launching(launches, ["p_out"], device, num_tensors if draws else None)
+    launching = _launching(launches, ["out"], device, num_tensors if draws else None)
     names = {**launching.names, "changed": _INCREMENT_VERSION}
     return Steps((*launching.lines, "changed((out,))", "return out"), names)
 
@@ -117,45 +121,58 @@ def runner_of(
     steps = steps_of_new(launches, outputs, device, range(len(outputs)), num_tensors)
     lines = ["if current() != index: return elsewhere(tensors, numbers)"]
     lines += [f"{_tensors(num_tensors)} = tensors"] if num_tensors else []
-    lines += [f"p{at} = t{at}.data_ptr()" for at in range(num_tensors)]
-    names = {"current": torch._C._cuda_getDevice, "elsewhere": run}
+    names = {"current": torch._C._cuda_getDevice, "index": device.index, "elsewhere": run}
     return define("def call(tensors, numbers):", Steps((*lines, *steps.lines), {**steps.names, **names}))
 
 
 def _launching(launches: Sequence[Launch], written: Sequence[str], device: torch.device, drawn: int | None) -> Steps:
-    """All arguments before the first launch: a number may be refused, and nothing is written then."""
-    names: dict[str, Any] = {
-        "index": device.index,
-        "thread": THREAD,
-        "bind": bind_context,
-        "stream": torch._C._cuda_getCurrentRawStream,
-        "refusal": refusal,
-    }
-    lines, calls = ["if index not in thread.bound: bind(index)"], []
+    """All numbers before the first launch: one may be refused, and nothing is written then."""
+    names: dict[str, Any] = {}
+    lines, calls = [], []
     for number, launch in enumerate(launches):
         plan = launch.plan
-        read = [(written[~tensor] if tensor < 0 else f"p{tensor}", offset) for tensor, offset in plan.sources]
-        arguments = [place + _behind(names, f"load{number}_{at}", offset) for at, (place, offset) in enumerate(read)]
-        arguments += [written[of] + _behind(names, f"store{number}_{at}", offset) for at, (of, offset) in enumerate(plan.targets)]
-        arguments += [] if plan.seed is None else [f"p{plan.seed}"]
-        if plan.sizes:
-            names[f"sizes{number}"] = tuple(plan.sizes)
-            arguments.append(f"*sizes{number}")
+        tensors = [written[~tensor] if tensor < 0 else f"t{tensor}" for tensor, _ in plan.sources]
+        tensors += [written[of] for of, _ in plan.targets] + ([] if plan.seed is None else [f"t{plan.seed}"])
         if plan.program.scalars:
             names |= {"find_words": scalar_words, f"plan{number}": plan}
             lines.append(f"words{number} = find_words(plan{number}, numbers)")
-            arguments.append(f"*words{number}")
-        names[f"launch{number}"] = launch.kernel.launcher(launch.types)
-        calls.append(f"    launch{number}({tuple_of(arguments)}, stream(index))")
+            tensors.append(f"*words{number}")
+        launcher = _Launcher(launch, device.index)
+        names[f"launch{number}"] = Either(launcher.of_python, launcher.of_native)
+        calls.append(f"launch{number}({', '.join(tensors)})")
     if drawn is not None:  # after what may be refused: that leaves the generator as it was
-        lines += [f"t{drawn} = draw(device)", f"p{drawn} = t{drawn}.data_ptr()"]
+        lines.append(f"t{drawn} = draw(device)")
         names |= {"draw": draw_seed, "device": device}
-    lines += ["try:", *calls, "except RuntimeError as error:", "    raise refusal(error) from None"] if calls else []
-    return Steps(tuple(lines), names)
+    return Steps((*lines, *calls), names)
 
 
-def _behind(names: dict[str, Any], name: str, offset: int) -> str:
-    if not offset:
-        return ""
-    names[name] = offset
-    return f" + {name}"
+@dataclass(frozen=True, slots=True)
+class _Launcher:
+    """Launches a kernel with tensors in the order of its parameters, and the words of its numbers: by `native`'s, or in Python."""
+
+    launch: Launch
+    device: int
+
+    @property
+    def _offsets(self) -> tuple[int, ...]:
+        plan = self.launch.plan
+        return (*[offset for _, offset in (*plan.sources, *plan.targets)], *([] if plan.seed is None else [0]))
+
+    def of_native(self, native: Any) -> Callable[..., None]:
+        offsets, sizes = self._offsets, tuple(self.launch.plan.sizes)
+        types = self.launch.types[len(offsets) + len(sizes) :]
+        return self.launch.kernel.native_launcher(native, self.device, offsets, sizes, types)
+
+    def of_python(self) -> Callable[..., None]:
+        offsets, sizes = self._offsets, tuple(self.launch.plan.sizes)
+        tensors = [f"t{at}" for at in range(len(offsets))]
+        arguments = [f"t{at}.data_ptr()" + f" + offset{at}" * bool(offset) for at, offset in enumerate(offsets)] + ["*sizes", "*words"]
+        lines = (
+            "if index not in thread.bound: bind(index)",
+            f"try: launch({tuple_of(arguments)}, stream(index))",
+            "except RuntimeError as error: raise refusal(error) from None",
+        )
+        names: dict[str, Any] = {"index": self.device, "thread": THREAD, "bind": bind_context, "refusal": refusal, "sizes": sizes}
+        names |= {"launch": self.launch.kernel.launcher(self.launch.types), "stream": torch._C._cuda_getCurrentRawStream}
+        names |= {f"offset{at}": offset for at, offset in enumerate(offsets)}
+        return define(f"def call({', '.join([*tensors, '*words'])}):", Steps(lines, names))

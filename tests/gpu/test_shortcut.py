@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import wideload as wl
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("either")]
 
 DEVICE = torch.device("cuda")
 bf16, f32 = torch.bfloat16, torch.float32

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import struct
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +15,7 @@ import torch.nn.functional as F
 import wideload as wl
 from wideload import execute, steps
 from wideload.execute import Launch, Output
+from wideload.launch import DATA_PTR
 from wideload.replay import NodeLayout
 from wideload.steps import Steps, define, run_steps, runner_of, steps_into, steps_of_new
 
@@ -20,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 class Kernel:
-    """In the place of a loaded one: what it was launched with."""
+    """In the place of a loaded one: what it was launched with, by either route."""
 
     def __init__(self, log: list[Any], refuses: bool = False) -> None:
         self.log, self.refuses = log, refuses
@@ -34,9 +37,37 @@ class Kernel:
 
         return launch
 
+    def native_launcher(self, native: Any, device: int, offsets: tuple[int, ...], sizes: tuple[int, ...], types: str) -> Any:
+        count = len(offsets) + len(sizes)
+
+        @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)
+        def driver(config: int, function: int, parameters: Any, extra: None) -> int:
+            """Read the parameters as the driver does."""
+            described = (ctypes.c_uint32 * 7).from_address(config)
+            assert ([*described], function, extra) == ([12, 1, 1, 256, 1, 1, 64], 77, None)
+            stream = ctypes.c_uint64.from_address(config + 32).value
+            kinds = [{"l": ctypes.c_int64, "d": ctypes.c_double}[kind] for kind in "l" * count + types]
+            self.log.append((tuple(kind.from_address(parameters[at]).value for at, kind in enumerate(kinds)), stream))
+            return 1 if self.refuses else 0
+
+        return native.Launcher(
+            launch=ctypes.cast(driver, ctypes.c_void_p).value,
+            config=struct.pack("7I4xQQI4x", 12, 1, 1, 256, 1, 1, 64, 0, 0, 0),
+            function=77,
+            kept=driver,
+            data_ptr=DATA_PTR,
+            stream_of=torch._C._cuda_getCurrentRawStream,
+            bind=steps.bind_context,
+            refuse=lambda status: wl.DeviceError(f"the driver did not launch a kernel: invalid argument ({status})"),
+            device=0,
+            offsets=offsets,
+            sizes=sizes,
+            types=types,
+        )
+
 
 @pytest.fixture(autouse=True)
-def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch, either: str) -> None:
     monkeypatch.setattr(steps, "bind_context", lambda index: None)
     monkeypatch.setattr(steps, "THREAD", SimpleNamespace(bound=set()))
     monkeypatch.setattr(execute, "_EMPTY", None)
@@ -56,8 +87,7 @@ def output(dtype: torch.dtype, *shape: int) -> Output:
 
 def call(of: Steps, *tensors: torch.Tensor, numbers: tuple[Any, ...] = (), out: torch.Tensor | None = None) -> Any:
     """What the steps return of arguments that a shortcut has taken apart."""
-    lines = [f"t{at}, p{at} = tensors[{at}], tensors[{at}].data_ptr()" for at in range(len(tensors))]
-    lines += [] if out is None else ["p_out = out.data_ptr()"]
+    lines = [f"t{at} = tensors[{at}]" for at in range(len(tensors))]
     return define("def call(tensors, numbers, out):", Steps((*lines, *of.lines), of.names))(tensors, numbers, out)
 
 
