@@ -30,22 +30,10 @@ from wideload.replay import NodeLayout, replay_layout
 from wideload.shortcut import Likeness, find_likeness
 from wideload.steps import runner_of
 
-__all__ = ["DifferentiableOp", "is_looked_into"]
+__all__ = ["DifferentiableOp"]
 
 _MOST_IN_SUBSETS = 3
 """Results up to which each subset of them is looked at for the inputs that its gradients read; of more, all inputs are saved."""
-
-_PLAIN_DISPATCH = torch.Tensor.__torch_dispatch__
-
-
-def is_looked_into(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether ``torch.func``, forward-mode differentiation, a dispatch mode or a tensor subclass is at work, which see no kernel."""
-    return (
-        torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.autograd.forward_ad._current_level >= 0
-        or any(type(tensor).__torch_dispatch__ is not _PLAIN_DISPATCH for tensor in tensors)
-    )
 
 
 @dataclass(frozen=True, slots=True)
