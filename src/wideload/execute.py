@@ -9,7 +9,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -73,8 +73,7 @@ class Launch:
 _TYPES = {int: "l", float: "d", complex: "dd"}
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """A tensor to be written with node ``node``: ``phase_bytes`` is its address modulo a whole access.
 
     What ``is_reduced`` is one value of all elements, and has to be zero when a kernel starts. With ``num_columns`` it is partial sums of

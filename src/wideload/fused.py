@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 import torch
@@ -87,16 +87,14 @@ class _Call:
     shapes: list[tuple[int, ...]] | None = None  # to be traced with, where those of the tensors are symbols
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
+class _Prepared(NamedTuple):
     """What one layout of one trace needs: where results go, and the kernels that fill them."""
 
     outputs: tuple[Output, ...]
     launches: tuple[Launch, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FuseOptions:
+class FuseOptions(NamedTuple):
     """What :func:`fuse` was told; see there."""
 
     name: str | None = None

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Plan", "PlannedKernel"]
 
 
-@dataclass(frozen=True)
-class PlannedKernel:
+class PlannedKernel(NamedTuple):
     """One kernel of a plan for one architecture; compiled when first looked at."""
 
     plan: KernelPlan

@@ -14,8 +14,8 @@ import stat
 import tempfile
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 __all__ = [
     "DIGEST_BYTES",
@@ -46,8 +46,7 @@ _headroom: dict[Path, int] = {}
 _has_warned = False
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One file: ``used_at`` is when it was last written or read, in seconds since the epoch."""
 
     key: str
@@ -56,8 +55,7 @@ class Entry:
     used_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class FolderState:
+class FolderState(NamedTuple):
     """The cache folder as it is found; ``fault`` says why nothing is read or written there, and is None where it is used.
 
     ``owner`` is that of the folder or, before it is made, of the one that it will be made in. The entry used last comes first.

@@ -21,7 +21,7 @@ import types
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
@@ -270,8 +270,7 @@ _MOST_TAKEN = 64
 """Calls that an operator knows how to take apart: layers of one shape are one, numbers that change at every step as many as there are."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Taken:
+class _Taken(NamedTuple):
     """How a call was taken apart: into which operation, of which operands in which order, and its numbers. ``defaults``: the function's."""
 
     op: DifferentiableOp
@@ -437,8 +436,7 @@ class _Operator:
         return tuple(given)
 
 
-@dataclass(frozen=True)
-class _Backward:
+class _Backward(NamedTuple):
     """The operator of the gradients that ``forward`` has where those of its results ``present`` arrive.
 
     Its ``kinds`` have an ``m`` for a tensor of which only sizes, strides and dtype are known.
@@ -506,8 +504,7 @@ class _Backward:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Unread:
+class _Unread(NamedTuple):
     """What is known of a tensor whose values no gradient reads."""
 
     shape: Sequence[int]

@@ -384,7 +384,7 @@ class DifferentiableOp:
                 parts.append(new_sums(self.expr, layouts, node, of.shape))
                 continue
             output = new_output(self.expr, layouts, node)
-            outputs.append(output if strides is None else replace(output, layout=NodeLayout(output.layout.shape, strides)))
+            outputs.append(output if strides is None else output._replace(layout=NodeLayout(output.layout.shape, strides)))
         return (*outputs, *parts)
 
     def _plans(

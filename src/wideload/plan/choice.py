@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from wideload.dtypes import ScalarType
 from wideload.layout import INT31_MAX, IterSpace, magic_divisor
@@ -42,8 +41,7 @@ MAX_KEPT_BYTES = 20 << 20
 """Of all that the L2 is asked to keep: half of an A100's 40 MiB (gpus.csv), which the rest has to pass through."""
 
 
-@dataclass(frozen=True)
-class Reason:
+class Reason(NamedTuple):
     """One choice of the planner and why it was made."""
 
     choice: str
@@ -51,8 +49,7 @@ class Reason:
     why: str
 
 
-@dataclass(frozen=True)
-class Walk:
+class Walk(NamedTuple):
     """How an operand walks the iteration space: its stride along each dim in elements, innermost first."""
 
     name: str
@@ -84,8 +81,7 @@ class Walk:
         return (self.phase(elements), *(stride % elements for stride in self.strides[1:]))
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """A family and what it needs.
 
     ``num_covered`` is how many elements the grid covers; ``order`` are the space's dims as the kernel nests them, where not as they are.
