@@ -9,7 +9,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -21,13 +21,15 @@ from wideload.expr import Const, Expr, Number, Numerics, Reduced, is_reduced, nu
 from wideload.launch import LoadedKernel, can_overlap, device_arch
 from wideload.layout import contiguous_strides
 from wideload.lower import ScalarParameter
-from wideload.manifest import Recipe
 from wideload.overlap import Extent, relation
 from wideload.plan import ACCESS_BYTES, KernelPlan, Operand, Target, Total, Tuning, find_parts, plan_kernels
 from wideload.promotion import infer_dtype
 from wideload.push import PushedExpr, push_views
 from wideload.replay import NodeLayout
 from wideload.tuned import tuning_of
+
+if TYPE_CHECKING:
+    from wideload.manifest import Recipe
 
 __all__ = [
     "Launch", "Output", "clear_reduced", "empty_here", "is_safe_in_place", "kernel_arguments", "kernel_texts", "new_output", "new_sums",

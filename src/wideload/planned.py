@@ -16,12 +16,12 @@ from wideload.emit.kernel import emit_kernel
 from wideload.errors import CompileError
 from wideload.execute import kernel_arguments
 from wideload.expr import Expr
-from wideload.manifest import Recipe
 from wideload.nvrtc import Cubin, compile_ptx
 from wideload.plan import KernelPlan
 
 if TYPE_CHECKING:
     from wideload.analyze.explain import BuiltKernel
+    from wideload.manifest import Recipe
     from wideload.measure.relaunch import Relaunch
     from wideload.sass import Access
 

@@ -21,6 +21,7 @@ __all__ = [
     "DIGEST_BYTES",
     "Entry",
     "FolderState",
+    "built_folders",
     "cache_folder",
     "clear_entries",
     "inspect_folder",
@@ -84,6 +85,12 @@ def cache_folder() -> Path | None:
     # The XDG Base Directory Specification has relative paths ignored.
     candidates = (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache"))
     return next((Path(base, "wideload") for base in candidates if os.path.isabs(base)), None)
+
+
+def built_folders() -> tuple[Path, ...]:
+    """Return the folders that ``$WIDELOAD_BUILT_DIR`` names, with ``:`` between them as in ``$PATH``."""
+    named = os.environ.get("WIDELOAD_BUILT_DIR", "")
+    return tuple(named_path(name) for name in named.split(os.pathsep) if name)
 
 
 def named_path(text: str) -> Path:

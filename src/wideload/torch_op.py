@@ -10,7 +10,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -21,7 +21,6 @@ from wideload.expr import Expr, Load, Numerics, is_view_of_operand
 from wideload.grad import Gradient, InputGradient, RowSum, Term, connected_nodes, derive_gradient, missing_rules
 from wideload.launch import has_kernels
 from wideload.layout import Strides, contiguous_strides, like_strides
-from wideload.manifest import Recipe
 from wideload.plan import KernelPlan, Tuning
 from wideload.random import draw_seed
 from wideload.reference import evaluate_expr
@@ -29,6 +28,9 @@ from wideload.remembered import remember
 from wideload.replay import NodeLayout, replay_layout
 from wideload.shortcut import Likeness, find_likeness
 from wideload.steps import runner_of
+
+if TYPE_CHECKING:
+    from wideload.manifest import Recipe
 
 __all__ = ["DifferentiableOp"]
 

@@ -6,7 +6,6 @@ import functools
 import itertools
 import math
 import re
-from dataclasses import replace
 from typing import Any
 
 import numpy as np

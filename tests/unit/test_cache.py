@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -230,7 +229,7 @@ def test_an_entry_says_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     unfit = b'{"name": 5, "arch": null, "registers": "x", "compiler": []}'
     for content in (b"", b"short", bytes(5000), b"\n" + b"[" * 3900 + bytes(32), b"\n" + unfit + bytes(32)):
         entry.path.write_bytes(content)
-        assert read_stored(dataclasses.replace(entry, nbytes=len(content))) is None
+        assert read_stored(entry._replace(nbytes=len(content))) is None
     entry.path.unlink()
     assert read_stored(entry) is None
 
