@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import csv
 import difflib
+import pkgutil
 import re
-from importlib import resources
 from typing import NamedTuple
 
 from wideload.errors import DeviceError
@@ -206,7 +206,7 @@ def _did_you_mean(name: str) -> str:
 
 
 def _read_gpus() -> tuple[Gpu, ...]:
-    lines = (resources.files("wideload") / "gpus.csv").read_text(encoding="utf-8").splitlines()
+    lines = (pkgutil.get_data("wideload", "gpus.csv") or b"").decode().splitlines()
     return tuple(
         Gpu(
             name=row["name"],

@@ -115,7 +115,7 @@ class _Pusher:
             if not cuts:
                 found.append((whole, steps))
             for cut in reversed(cuts):
-                step = replace(cut, args=(cut.args[0] + len(view.shape), *cut.args[1:]))
+                step = cut._replace(args=(cut.args[0] + len(view.shape), *cut.args[1:]))
                 pending.insert(0, ((*steps, step), apply_views((step,), view)))
         return found
 

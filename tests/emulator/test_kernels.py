@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
@@ -500,4 +499,4 @@ def test_a_variant_decides_the_text() -> None:
     """Shapes, strides and scalar values of one class share one source; in place does not."""
     plans = [add.plan(torch.ones(n), torch.ones(n), target="sm_90").kernels[0].plan for n in (1, 1000, 2**20)]
     assert len({plan.variant for plan in plans}) == 1
-    assert dataclasses.replace(plans[0].variant, is_in_place=True) != plans[0].variant
+    assert plans[0].variant._replace(is_in_place=True) != plans[0].variant
