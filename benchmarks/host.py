@@ -119,11 +119,8 @@ def run(device: torch.device, to: Path | None = None, rounds: int = ROUNDS) -> i
         print(rows[-1].finding, flush=True)
     if to:
         figures = [{**dataclasses.asdict(row), "ratio": row.ratio} for row in rows]
-        about = describe_environment(device)
-        to.write_text(
-            json.dumps({"schema": SCHEMA, "environment": about, "native": native.is_ready, "rows": figures}, indent=1, default=str) + "\n",
-            encoding="utf-8",
-        )
+        content = {"schema": SCHEMA, "environment": describe_environment(device), "native": native.is_ready, "rows": figures}
+        to.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
     return int(any(not row.finding.is_kept for row in rows))
 
 

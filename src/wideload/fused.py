@@ -179,9 +179,9 @@ class FusedFunction:
         last = self._shortcut
         if last is not None and (out is None or isinstance(out, torch.Tensor)):
             result = last(args, kwargs, out)
-            if result is MISSED:
-                result = self._take_another(last, args, kwargs, out)
             if result is not MISSED:
+                return result
+            if (result := self._take_another(last, args, kwargs, out)) is not MISSED:
                 return result
         if is_traced(args, kwargs):
             return self._inline(args, kwargs, out)

@@ -14,7 +14,7 @@ import torch
 
 from wideload.dtypes import LIMITED, Kind, ScalarType, is_rounded, is_storage, scalar_type
 from wideload.errors import DtypeError
-from wideload.expr import Apply, Cast, Const, Draw, Expr, HostValue, Load, Location, Node, Number, Numerics, Position
+from wideload.expr import Apply, Cast, Const, Draw, Expr, HostInput, HostValue, Load, Location, Node, Number, Numerics, Position
 from wideload.ops_table import Op
 from wideload.promotion import Sample, operand_dtypes, sample_of
 from wideload.reductions import Reduction
@@ -65,6 +65,11 @@ class ScalarParameter(NamedTuple):
     kind: type
     name: str
     checks: tuple[RangeCheck, ...] = ()
+
+    @property
+    def given_slot(self) -> int | None:
+        """That of the argument which it is as it stands: a float of which nothing has to be known."""
+        return self.value.slot if isinstance(self.value, HostInput) and self.kind is float and not self.checks else None
 
     @property
     def ctype(self) -> str:

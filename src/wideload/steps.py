@@ -133,7 +133,10 @@ def _launching(launches: Sequence[Launch], written: Sequence[str], device: torch
         plan = launch.plan
         tensors = [written[~tensor] if tensor < 0 else f"t{tensor}" for tensor, _ in plan.sources]
         tensors += [written[of] for of, _ in plan.targets] + ([] if plan.seed is None else [f"t{plan.seed}"])
-        if plan.program.scalars:
+        slots = [parameter.given_slot for parameter in plan.program.scalars]
+        if None not in slots:
+            tensors += [f"numbers[{slot}]" for slot in slots]
+        else:
             names |= {"find_words": scalar_words, f"plan{number}": plan}
             lines.append(f"words{number} = find_words(plan{number}, numbers)")
             tensors.append(f"*words{number}")

@@ -45,6 +45,8 @@ def assert_same(result: torch.Tensor, expected: torch.Tensor, note: object = "")
         expected.stride(),
         expected.device,
     ), note
+    if expected.is_complex():
+        result, expected = (torch.view_as_real(tensor.resolve_conj()) for tensor in (result, expected))
     is_nan = expected.isnan()
     assert torch.equal(result.isnan(), is_nan), note
     integer = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[expected.element_size()]

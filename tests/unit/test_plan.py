@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from math import prod
 from typing import Any
 
@@ -95,6 +96,37 @@ def test_a_load_of_what_the_l2_keeps_says_so(dtype: torch.dtype, beside: torch.d
     variant = kernel.plan.variant
     assert [variant.kept, variant.elements * dtype.itemsize] == [(False, True), nbytes]
     assert planned.ptx.count("ld.global.L2::cache_hint") == max(nbytes // 16, 1)
+
+
+@pytest.mark.parametrize(("target", "is_kept"), [("sm_75", False), ("sm_80", True), ("sm_90", True), ("sm_120", True)])
+@pytest.mark.parametrize("size", [2048, 2052], ids=["whole", "edges"])
+def test_of_a_tile_the_l2_keeps_what_is_turned_and_nothing_else(size: int, target: str, is_kept: bool) -> None:
+    """Each chunk is one of two loads, with and without the block of 256 bytes around it."""
+    planned = add.plan(meta(size, size), meta(size, size).t(), target=target)
+    (kernel,) = planned.kernels
+    assert kernel.plan.variant.family == "tile"
+    chunks = kernel.plan.variant.elements * f32.itemsize // ACCESS_BYTES
+    loads = re.findall(r"\bld\.global\S*\.v4\S* ", planned.ptx)
+    asked = [load for load in loads if "L2::cache_hint" in load]
+    assert len(asked) == (2 * chunks if is_kept else 0)
+    assert sum("L2::256B" in load for load in asked) == len(asked) // 2
+    assert len(loads) - len(asked) >= (chunks if is_kept else 2 * chunks)
+    assert set(re.findall(r"\bcreatepolicy\S*", planned.ptx)) == ({"createpolicy.fractional.L2::evict_last.b64"} if is_kept else set())
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "sm_120"])
+@pytest.mark.parametrize("dtype", [i8, bf16, f32, f64], ids=str)
+def test_the_l2_keeps_the_words_of_rings_by_a_policy_that_is_there(dtype: torch.dtype, target: str) -> None:
+    """A policy is a pair of uniform registers and begins at an even one; what ptxas leaves without one begins at UR1."""
+    planned = wl.fuse(lambda x: x.contiguous(), name="turned").plan(meta(4099, 4111, dtype=dtype).t(), target=target)
+    (kernel,) = planned.kernels
+    assert kernel.plan.variant.tile is not None
+    assert kernel.plan.variant.tile.ring
+    copies = re.findall(r"cp\.async\.cg\S*", planned.ptx)
+    assert {*copies} == {"cp.async.cg.shared.global.L2::cache_hint.L2::256B"}
+    policies = re.findall(r"LDGSTS\.\S+ \[R\d+\S*\], desc\[UR(\d+)\]", planned.sass)
+    assert len(policies) >= len(copies)
+    assert not [number for number in policies if int(number) % 2]
 
 
 # ---- family

@@ -39,14 +39,23 @@ template <class T, int N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16
 // A load of sizeof(T) * N bytes; `p` must be aligned as a vec is.
 template <int N, class T> DEVICE vec<T, N> load_vector(const T* p) { return *reinterpret_cast<const vec<T, N>*>(p); }
 
-// The same of what is read again when much else has been read and written: the L2 is to keep it. The compiler may move it to before a
-// wait for another kernel: what one of those writes must not be read so.
+// What a load tells the L2 of memory that it is to keep longer than what else passes through.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+DEVICE unsigned long long keeping_policy()
+{
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+#endif
+
+// As load_vector, of what is read again when much else has been read and written: the L2 is to keep it. The compiler may move it to before
+// a wait for another kernel: what one of those writes must not be read so.
 template <int N, class T> DEVICE vec<T, N> load_kept(const T* p)
 {
 #if __CUDA_ARCH__ >= 800
     const int bytes = sizeof(T) * N;
-    unsigned long long policy;
-    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    const unsigned long long policy = keeping_policy();
     union { vec<T, N> elements; unsigned words[bytes < 8 ? 2 : bytes / 4]; } read = {};
 #pragma unroll
     for (int k = 0; k < bytes / 16; ++k)
