@@ -270,12 +270,16 @@ FUNCTION double zeta(double s, double q)
 }
 DEVICE float zeta(float s, float q) { return (float)zeta((double)s, (double)q); }
 
+// Of x >= 0: that it is compared leaves tgamma's half for negative numbers, a reflection by sin and pow, out of
+// the kernel: NVRTC takes 30 ms less.
+DEVICE double gamma_of_positive(double x) { return x >= 0 ? tgamma(x) : not_a_number(); }
+
 FUNCTION double polygamma(double x, double n)
 {
     if (n == 0) return digamma(x);
     if (n == 1 && x == -infinity()) return not_a_number();  // as torch's own function of the first degree
     if (n == 1 && isinf(x) && x > 0) return 0;
-    return (fmod(n, 2) == 0 ? -1 : 1) * tgamma(n + 1) * zeta(n + 1, x);
+    return (fmod(n, 2) == 0 ? -1 : 1) * gamma_of_positive(n + 1) * zeta(n + 1, x);
 }
 DEVICE float polygamma(float x, float n) { return (float)polygamma((double)x, (double)n); }
 
@@ -301,13 +305,10 @@ DEVICE double minus_log1p(double x)
     return x * x * sum;
 }
 
-// exp and log where they stand in several places: inlined in each, NVRTC took 1.3 times as long for the incomplete gamma functions.
+// exp and log where they stand in several places: inlined in each, NVRTC took 1.15 times as long for the incomplete gamma functions.
 FUNCTION double called_exp(double x) { return exp(x); }
 
 FUNCTION double called_log(double x) { return log(x); }
-
-// Of x >= 0: that it is compared leaves tgamma's half for negative numbers, a reflection by sin and pow, out of the kernel.
-DEVICE double gamma_of_positive(double x) { return x >= 0 ? tgamma(x) : not_a_number(); }
 
 // x^a exp(-x) / Gamma(1 + a), by Stirling's series from 10 on. In two places of one function: inlined, NVRTC took 1.4 times as long.
 FUNCTION double gamma_prefactor(double a, double x)
