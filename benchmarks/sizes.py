@@ -27,12 +27,11 @@ import wideload as wl
 from table import SEED, Case, Draw, Finding, choose_cases, count_steps, describe_environment, find_device, name_environment, new_parser
 from wideload.measure import unique_bytes
 from wideload.measure.environment import GpuMonitor, nominal_bytes_per_second
-from wideload.measure.gap import launch_gap_us
 from wideload.measure.outcome import tensors_of
 from wideload.measure.timing import WARM_UP_SECONDS, Call, GraphSampler, StopRule, capture, collect, num_rotated_buffers, warm_up
 from wideload.pictures.canvas import LIGHT, new_canvas, place_legend, render, style_axes
 
-SCHEMA = 1
+SCHEMA = 2
 NOT_ABOVE = 1.05
 """Of the time of eager's op, byte for byte."""
 LEAST_LOG2, MOST_LOG2 = 10, 24
@@ -205,18 +204,17 @@ class Timer:
     def __init__(self, device: torch.device) -> None:
         self.l2_bytes = int(torch.cuda.get_device_properties(device).L2_cache_size)
         self.bytes_per_us = (nominal_bytes_per_second(device) or ASSUMED_BYTES_PER_SECOND) / 1e6
-        self.gap_us = launch_gap_us(device.index)
         self._clock_mhz, self._is_warm = GpuMonitor(device).clock_mhz, False
 
     def sample(self, calls: Mapping[str, Sequence[Call]], num_calls: int, num_samples: int) -> dict[str, tuple[float, ...]]:
-        """Microseconds a call, without the way from one kernel to the next. Raises ``DeviceError`` for calls that no graph holds."""
+        """Microseconds a call, the way from one kernel to the next among them. Raises ``DeviceError`` for calls that no graph holds."""
         samplers = {}
         for name, copies in calls.items():
             copies[0]()  # a graph holds neither compiling nor loading
             captured = capture(copies, num_calls)
             if isinstance(captured, str):
                 raise wl.DeviceError(f"{name} cannot be captured in a CUDA graph: {captured}")
-            samplers[name] = GraphSampler(captured, num_calls, len(copies), None, gap_us=self.gap_us)
+            samplers[name] = GraphSampler(captured, num_calls, len(copies), None)
         if not self._is_warm:
             warm_up(list(samplers.values()), self._clock_mhz, WARM_UP_SECONDS)
             self._is_warm = True
@@ -323,7 +321,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "schema": SCHEMA,
             "environment": environment,
             "arguments": {"points": options.points, "samples": options.samples, "seed": SEED},
-            "gap_us": timer.gap_us,
             "rows": [point.to_dict() for point in points],
             "failed": failed,
         }

@@ -820,6 +820,11 @@ class Captures:
             pass
         return self._walk()[1]
 
+    def find_guard(self) -> Callable[[], bool]:
+        """What is true as long as `read` gives what it gives now; it may raise where it does not."""
+        self.read()
+        return self._snapshot[0]
+
     def check(self) -> None:
         """Raise ``TraceError`` if the function reads something whose value a key cannot follow; name it, its line and the remedy."""
         self.read()

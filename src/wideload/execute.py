@@ -134,7 +134,6 @@ def plan_call(
     *,
     numerics: Numerics,
     fast_math: bool,
-    is_in_place: bool,
     tuning: Tuning | None = None,
 ) -> tuple[KernelPlan, ...]:
     """The kernels for these tensors: views pushed down to the operands, then planned. ``layouts`` are those of every node.
@@ -148,7 +147,6 @@ def plan_call(
         targets,
         numerics=numerics,
         fast_math=fast_math,
-        is_in_place=is_in_place,
         walks=pushed.walks,
         seed=len(expr.operands),
         totals=_totals(outputs),
@@ -212,7 +210,7 @@ def prepare_launches(plans: Sequence[KernelPlan], device: int, recipe: Callable[
     """Compile and load the kernels, side by side where there are several; ``recipe`` makes the call that they are for."""
     cubins = find_cubins(kernel_texts(plans, device), recipe)
     return tuple(
-        Launch(LoadedKernel(cubin, plan.grid, plan.variant.threads, overlaps=number > 0 and can_overlap(device)), plan)
+        Launch(LoadedKernel(cubin, plan.grid, plan.variant.threads, overlaps=(number > 0 or len(plans) == 1) and can_overlap(device)), plan)
         for number, (cubin, plan) in enumerate(zip(cubins, plans, strict=True))
     )
 

@@ -259,8 +259,8 @@ class FusedFunction:
 
     def _plan_call(self, call: _Call, arch: str, tuning: Tuning, out: Any, _: Any, traced: Traced) -> Plan:
         layouts = self._layouts(call, traced, "cuda")
-        outputs, _, is_in_place = self._planned_outputs(call, traced, layouts, out)
-        kernels = self._plan(call, traced, layouts, outputs, is_in_place, tuning)
+        outputs, _ = self._planned_outputs(call, traced, layouts, out)
+        kernels = self._plan(call, traced, layouts, outputs, tuning)
         return Plan(self.__name__, arch, traced.expr, kernels, self._recipe(call, out))
 
     def plan_backward(self, *args: Any, target: str | None = None, **kwargs: Any) -> Plan:
@@ -336,10 +336,10 @@ class FusedFunction:
         layouts = self._layouts(call, traced, "cuda")
         is_in_place = self._check_outputs(call, traced, layouts, outs)
         outputs = [_output(node, tensor) for node, tensor in zip(traced.expr.outputs, outs, strict=True)]
-        if not is_in_place or is_safe_in_place(self._plan(call, traced, layouts, outputs, is_in_place, tuning), call.tensors, outs):
+        if not is_in_place or is_safe_in_place(self._plan(call, traced, layouts, outputs, tuning), call.tensors, outs):
             return []
         fresh = [_output(node, torch.empty_like(tensor)) for node, tensor in zip(traced.expr.outputs, outs, strict=True)]
-        kernels = self._plan(call, traced, layouts, fresh, False, tuning)
+        kernels = self._plan(call, traced, layouts, fresh, tuning)
         return [Plan(self.__name__, arch, traced.expr, kernels, self._recipe(call, out))]
 
     def _recipe(self, call: _Call, out: Any = None, *, backward: bool = False) -> Recipe:
@@ -359,14 +359,14 @@ class FusedFunction:
 
     def _planned_outputs(
         self, call: _Call, traced: Traced, layouts: Sequence[NodeLayout], out: Any
-    ) -> tuple[list[Output], list[torch.Tensor] | None, bool]:
-        """What a call would write: new outputs, or the tensors of ``out``, and whether one of them is also an input."""
+    ) -> tuple[list[Output], list[torch.Tensor] | None]:
+        """What a call would write: new outputs, or the tensors of ``out``."""
         if out is None:
             fresh = [node for node in traced.expr.outputs if not is_view_of_operand(traced.expr, node)]
-            return [new_output(traced.expr, layouts, node) for node in fresh], None, False
+            return [new_output(traced.expr, layouts, node) for node in fresh], None
         outs = self._match_out(traced, out)
-        is_in_place = self._check_outputs(call, traced, layouts, outs)
-        return [_output(node, tensor) for node, tensor in zip(traced.expr.outputs, outs, strict=True)], outs, is_in_place
+        self._check_outputs(call, traced, layouts, outs)
+        return [_output(node, tensor) for node, tensor in zip(traced.expr.outputs, outs, strict=True)], outs
 
     def explain(
         self,
@@ -413,8 +413,8 @@ class FusedFunction:
         from wideload.analyze.explain import Place, explain_call
 
         layouts = self._layouts(call, traced, "cuda")
-        outputs, outs, is_in_place = self._planned_outputs(call, traced, layouts, out)
-        plan = Plan(self.__name__, figures.target.arch, traced.expr, self._plan(call, traced, layouts, outputs, is_in_place, tuning))
+        outputs, outs = self._planned_outputs(call, traced, layouts, out)
+        plan = Plan(self.__name__, figures.target.arch, traced.expr, self._plan(call, traced, layouts, outputs, tuning))
         places = [Place(*_address(tensor), on_host=tensor.device != call.device) for tensor in call.tensors]
         fresh = [Place(("result", position), 0) for position in range(len(outputs))]
         return explain_call(
@@ -432,8 +432,8 @@ class FusedFunction:
         from wideload.measure.ncu import add_counters
 
         layouts = self._layouts(call, traced, "cuda")
-        outputs, outs, is_in_place = self._planned_outputs(call, traced, layouts, out)
-        plan = Plan(self.__name__, explanation.arch, traced.expr, self._plan(call, traced, layouts, outputs, is_in_place))
+        outputs, outs = self._planned_outputs(call, traced, layouts, out)
+        plan = Plan(self.__name__, explanation.arch, traced.expr, self._plan(call, traced, layouts, outputs))
         tensors = with_seed(traced.expr, call.tensors, call.device)
         written = [_empty(output.layout, output.dtype, torch.device("meta")) for output in outputs] if outs is None else outs
         launches = [kernel.relaunch(tensors, written, tuple(call.scalars)) for kernel in plan.kernels]
@@ -617,7 +617,6 @@ class FusedFunction:
         traced: Traced,
         layouts: Sequence[NodeLayout],
         outputs: list[Output],
-        is_in_place: bool,
         tuning: Tuning | None = None,
     ) -> tuple[KernelPlan, ...]:
         return plan_call(
@@ -628,7 +627,6 @@ class FusedFunction:
             call.device,
             numerics=self._options.numerics,
             fast_math=self._options.fast_math,
-            is_in_place=is_in_place,
             tuning=tuning,
         )
 
@@ -746,7 +744,7 @@ class FusedFunction:
         layouts = self._layouts(call, traced)
         fresh = [node for node in traced.expr.outputs if not is_view_of_operand(traced.expr, node)]
         outputs = tuple(new_output(traced.expr, layouts, node) for node in fresh)
-        return outputs, self._plan(call, traced, layouts, list(outputs), is_in_place=False)
+        return outputs, self._plan(call, traced, layouts, list(outputs))
 
     def _plan_with_gradients(self, call: _Call, key: Any, traced: Traced) -> tuple[KernelPlan, ...]:
         """Those for new outputs, and for the gradients, where kernels compute these."""
@@ -762,14 +760,12 @@ class FusedFunction:
         key: Any,
         plan: Callable[[], Sequence[KernelPlan]],
         outs: Sequence[torch.Tensor] = (),
-        *,
-        is_in_place: bool = False,
     ) -> bool:
         """Whether torch's own operators are to compute this call, since its kernels are being compiled; a graph captures kernels alone."""
         if not config.background_compile or call.device.type != "cuda" or is_capturing(call.device.index):
             return False
         tensors = (*call.tensors, *outs)
-        like = (key, len(outs), is_in_place, *[(t.dtype, t.shape, t.stride(), phase_of(t), t.requires_grad) for t in tensors])
+        like = (key, len(outs), *[(t.dtype, t.shape, t.stride(), phase_of(t), t.requires_grad) for t in tensors])
         return self._backlog.has_to_wait(
             (*like, torch.is_grad_enabled()),
             lambda: kernel_texts(plan(), call.device.index),
@@ -803,12 +799,12 @@ class FusedFunction:
         self, call: _Call, key: Any, traced: Traced, layouts: Sequence[NodeLayout], outs: list[torch.Tensor], is_in_place: bool, out: Any
     ) -> Callable[[], None]:
         out_key = tuple((t.dtype, tuple(t.shape), t.stride(), phase_of(t)) for t in outs)
-        layout_key = (key, out_key, is_in_place, *((tuple(t.shape), t.stride(), phase_of(t)) for t in call.tensors))
+        layout_key = (key, out_key, *((tuple(t.shape), t.stride(), phase_of(t)) for t in call.tensors))
         prepared = self._prepared.get(layout_key)
         if prepared is None:
             outputs = [_output(node, tensor) for node, tensor in zip(traced.expr.outputs, outs, strict=True)]
-            plans = self._plan(call, traced, layouts, outputs, is_in_place)
-            if self._has_to_wait(call, key, lambda: plans, outs, is_in_place=is_in_place):
+            plans = self._plan(call, traced, layouts, outputs)
+            if self._has_to_wait(call, key, lambda: plans, outs):
                 return self._stage_reference(call, traced, layouts, outs, is_in_place)
             recipe = functools.partial(self._recipe, call, out)
             prepared = remember(self._prepared, layout_key, _Prepared((), prepare_launches(plans, call.device.index, recipe)))

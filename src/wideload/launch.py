@@ -32,6 +32,7 @@ __all__ = [
     "current_stream",
     "device_arch",
     "has_kernels",
+    "has_overlaps",
     "is_capturing",
     "refusal",
 ]
@@ -81,6 +82,15 @@ def can_overlap(device: int) -> bool:
     status, version = driver.cuDriverGetVersion()
     is_known = status == driver.CUresult.CUDA_SUCCESS
     return is_known and torch.cuda.get_device_capability(device) >= (9, 0) and version >= _GRAPHS_OVERLAP
+
+
+def has_overlaps(graph: int) -> bool:
+    """Whether a kernel of the CUDA graph with this handle may start before the one ahead of it has ended."""
+    driver, handle = _driver(), _driver().CUgraph(graph)
+    find_edges = getattr(driver, "cuGraphGetEdges_v2", driver.cuGraphGetEdges)  # of CUDA 12, where the other one knows no kinds
+    *_, num_edges = find_edges(handle)
+    _, _, _, kinds, _ = find_edges(handle, num_edges)
+    return any(kind.type == driver.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC.value for kind in kinds)
 
 
 def current_stream(device: int) -> int:

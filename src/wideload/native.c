@@ -70,13 +70,17 @@ static int lie_alike(const Guard *guard, const int64_t *addresses)
     return 1;
 }
 
-/* 1 where all that was found is found again, 0 where it is not, -1 with an exception set. */
+/* 1 where all that was found is found again, 0 where it is not or is no longer to be found, -1 with an exception set. */
 static int is_found_again(PyObject *found)
 {
     for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(found); ++k) {
         PyObject *one = PyTuple_GET_ITEM(found, k), *owner = PyTuple_GET_ITEM(one, 0), *name = PyTuple_GET_ITEM(one, 1);
         PyObject *value = name == Py_None ? PyObject_CallNoArgs(owner) : PyObject_GetAttr(owner, name);
-        if (!value) return -1;
+        if (!value) {
+            if (!PyErr_ExceptionMatches(PyExc_Exception)) return -1;
+            PyErr_Clear();
+            return 0;
+        }
         Py_DECREF(value);
         if (value != PyTuple_GET_ITEM(one, 2)) return 0;
     }

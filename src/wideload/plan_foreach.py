@@ -87,7 +87,7 @@ def list_variant(
     table = Table(capacity, num_accesses, shared_loads, shared_scalars, in_place)
     stores: tuple[Access, ...] = tuple("reduced" if result.is_reduced else "vector" for result in program.results)
     paces = (Pace("run", 64),) * len(program.positions)
-    return Variant("foreach", accesses, stores, per_access * num_accesses, 1, 64, True, FOREACH_THREADS, paces=paces, table=table)
+    return Variant("foreach", accesses, stores, per_access * num_accesses, 1, 64, FOREACH_THREADS, paces=paces, table=table)
 
 
 def table_words(program: Program, variant: Variant) -> list[tuple[int, int]]:

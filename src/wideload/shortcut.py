@@ -62,14 +62,15 @@ def are_immutable(defaults: Any) -> bool:
 
 
 Found = tuple[Any, str | None, Any]
-"""An object, the name of its attribute or None to call it, and what that is found to be: the same object as long as nothing has changed."""
+"""An object, the name of its attribute or None to call it, and what that is found to be: the same object as long as nothing has changed.
+What raises has changed."""
 
 
 def find_circumstances(function: Any, captures: Captures) -> tuple[Found, ...]:
     """What a call depends on besides its arguments: what the function has captured, its defaults, torch's modes that no guard sees."""
     has_defaults = hasattr(function, "__defaults__")
     return (
-        (captures.read, None, captures.read()),
+        (captures.find_guard(), None, True),
         *([(function, "__defaults__", function.__defaults__)] if has_defaults else []),
         (torch.get_default_dtype, None, torch.get_default_dtype()),
         (torch.is_grad_enabled, None, torch.is_grad_enabled()),
@@ -168,7 +169,8 @@ class _Guard:
         lines = (
             f"if not check({', '.join(tensors)}): return False",
             *[f"p{at} = {tensor}.data_ptr()" for at, tensor in enumerate(tensors)],
-            f"return not ({' or '.join(differences)})",
+            f"try: return not ({' or '.join(differences)})",
+            "except Exception: return False",
         )
         return define(f"def call({', '.join(tensors)}):", Steps(lines, names))
 

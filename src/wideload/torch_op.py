@@ -405,7 +405,6 @@ class DifferentiableOp:
             device,
             numerics=self.numerics,
             fast_math=self._fast_math,
-            is_in_place=False,
             tuning=tuning,
         )
 

@@ -379,7 +379,7 @@ def test_a_0_dim_cpu_tensor_is_passed_by_its_parts() -> None:
     layout, z, s = NodeLayout((8,), (1,)), ramp(8, dtype=c64), torch.tensor(2 - 1j, dtype=c128)
     operands = [Operand(c64, layout, 0, 0), Operand(c128, NodeLayout((), ()), 0, 1, on_host=True)]
     target = Target(traced.expr.outputs[0], c64, layout, 0, 0)
-    (plan,) = plan_kernels(traced.expr, operands, [target], numerics="fused", fast_math=False, is_in_place=False)
+    (plan,) = plan_kernels(traced.expr, operands, [target], numerics="fused", fast_math=False)
     assert plan.variant.loads == ("vector", "value")
     out = torch.zeros(8, dtype=c64)
     arguments = kernel_arguments(plan, [z, s], [out], (), behind)

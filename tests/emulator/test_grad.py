@@ -31,7 +31,13 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
         op, operands = form.op, [*tensors] if seed is None else [*tensors, seed]
         outs = [torch.full(o.layout.shape, 77, dtype=o.dtype).as_strided(o.layout.shape, o.layout.strides) for o in form.outputs]
         plans = plan_call(
-            op.expr, form.layouts, tensors, form.outputs, form.device, numerics=op.numerics, fast_math=False, is_in_place=False
+            op.expr,
+            form.layouts,
+            tensors,
+            form.outputs,
+            form.device,
+            numerics=op.numerics,
+            fast_math=False,
         )
         for plan in plans:
             arguments = kernel_arguments(plan, operands, outs, scalars, behind)

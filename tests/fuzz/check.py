@@ -20,6 +20,8 @@ from tests.fuzz.cases import Case, Out, draw_case, draw_out, make_operands, make
 from tests.fuzz.programs import Program
 from wideload.execute import is_safe_in_place
 from wideload.fused import FusedFunction
+from wideload.outputs import extent_of
+from wideload.overlap import relation
 from wideload.plan import KernelPlan, choice, strips
 
 __all__ = ["MAX_ELEMENTS", "Backend", "Mismatch", "Session"]
@@ -198,7 +200,7 @@ def _emulate(f: FusedFunction, args: list[Any], out: Any) -> Any:
         return run_emulated(f, *args)
     tensors, outs = f._bind(tuple(args), {}).tensors, list(_leaves(out))
     plans: list[KernelPlan] = [kernel.plan for kernel in f.plan(*args, out=out, target="sm_90").kernels]
-    is_in_place = any(kernel.variant.is_in_place for kernel in plans)
+    is_in_place = any(relation(extent_of(out), extent_of(tensor)) != "none" for out in outs for tensor in tensors)
     if not is_in_place or is_safe_in_place(plans, tensors, outs):
         return run_emulated(f, *args, out=out)
     fresh = [torch.empty_like(tensor) for tensor in outs]

@@ -21,11 +21,11 @@ DEVICE void bias_gelu_backward_element(const float grad, const float x, const fl
 
 extern "C" __global__ void __launch_bounds__(128, 7)
 bias_gelu_backward_columns(
-    const bf16* __restrict__ grad_data,
-    const bf16* __restrict__ x_data,
-    const bf16* __restrict__ bias_data,
-    bf16* __restrict__ out0_data,
-    float* __restrict__ out1_data,
+    const bf16* grad_data,
+    const bf16* x_data,
+    const bf16* bias_data,
+    bf16* out0_data,
+    float* out1_data,
     const long long rows,
     const long long columns,
     const long long part_rows,
@@ -93,5 +93,5 @@ bias_gelu_backward_columns(
         }
     }
     add_lanes<128, 16>(out1_data + ((rest1 * (unsigned)tiles1 + at1) * (unsigned)columns + first), out1_sum, (unsigned)columns - first);
-    outlast_previous();
+    wait_for_previous();
 }

@@ -19,7 +19,7 @@ bias_gelu_backward_total_columns(
     const long long parts_stride1)
 {
     let_next_start();
-    outlast_previous();
+    wait_for_previous();
     const unsigned i = blockIdx.x;
     const unsigned rest0 = divide_u31(i, multiplier0, shift0);
     const unsigned at0 = i - rest0 * (unsigned)tiles0;

@@ -8,11 +8,12 @@ DEVICE void swiglu_element(const float gate, const float up, float& out)
 
 extern "C" __global__ void __launch_bounds__(128)
 swiglu_dense(
-    const bf16* __restrict__ gate_data,
-    const bf16* __restrict__ up_data,
-    bf16* __restrict__ out_data,
+    const bf16* gate_data,
+    const bf16* up_data,
+    bf16* out_data,
     const long long n)
 {
+    wait_for_previous();
     const long long i = (long long)blockIdx.x * 1024 + threadIdx.x * 8;
     const bool is_full = i + 8 <= n;
     vec<bf16, 8> gate_v;
@@ -32,4 +33,5 @@ swiglu_dense(
     } else {  // the last elements
         store_some(out_data, i, n, out_v);
     }
+    let_next_start();
 }

@@ -11,11 +11,12 @@ DEVICE void rounded_element(const float x, const float y, float& out)
 
 extern "C" __global__ void __launch_bounds__(128)
 rounded_dense(
-    const f16* __restrict__ x_data,
-    const f16* __restrict__ y_data,
-    f16* __restrict__ out_data,
+    const f16* x_data,
+    const f16* y_data,
+    f16* out_data,
     const long long n)
 {
+    wait_for_previous();
     const long long i = (long long)blockIdx.x * 1024 + threadIdx.x * 8;
     const bool is_full = i + 8 <= n;
     vec<f16, 8> x_v;
@@ -35,4 +36,5 @@ rounded_dense(
     } else {  // the last elements
         store_some(out_data, i, n, out_v);
     }
+    let_next_start();
 }

@@ -11,12 +11,13 @@ DEVICE void threshold_mask_element(const signed char x, const float limit, const
 
 extern "C" __global__ void __launch_bounds__(128)
 threshold_mask_dense(
-    const signed char* __restrict__ x_data,
-    const f16* __restrict__ limit_data,
-    boolean* __restrict__ out_data,
+    const signed char* x_data,
+    const f16* limit_data,
+    boolean* out_data,
     const long long n,
     const double scale)
 {
+    wait_for_previous();
     const long long i = (long long)blockIdx.x * 2048 + threadIdx.x * 16;
     const bool is_full = i + 16 <= n;
     vec<signed char, 16> x_v;
@@ -36,4 +37,5 @@ threshold_mask_dense(
     } else {  // the last elements
         store_some(out_data, i, n, out_v);
     }
+    let_next_start();
 }

@@ -19,16 +19,17 @@ DEVICE void moments_element(const float grad, const float mean, const float squa
 
 extern "C" __global__ void __launch_bounds__(128)
 moments_dense(
-    const float* __restrict__ grad_data,
-    const float* __restrict__ mean_data,
-    const float* __restrict__ square_data,
-    float* __restrict__ out0_data,
-    float* __restrict__ out1_data,
-    bf16* __restrict__ out2_data,
+    const float* grad_data,
+    const float* mean_data,
+    const float* square_data,
+    float* out0_data,
+    float* out1_data,
+    bf16* out2_data,
     const long long n,
     const double beta,
     const double number)
 {
+    wait_for_previous();
     const long long i = (long long)blockIdx.x * 512 + threadIdx.x * 4;
     const bool is_full = i + 4 <= n;
     vec<float, 4> grad_v;
@@ -57,4 +58,5 @@ moments_dense(
         store_some(out1_data, i, n, out1_v);
         store_some(out2_data, i, n, out2_v);
     }
+    let_next_start();
 }

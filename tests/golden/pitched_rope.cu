@@ -14,14 +14,14 @@ DEVICE void rope_element(const float x, const float cos, const float x_2, const 
 
 extern "C" __global__ void __launch_bounds__(128, 8)
 rope_pitched(
-    const bf16* __restrict__ x_data,
-    const bf16* __restrict__ cos_data,
-    const bf16* __restrict__ x_2_data,
-    const bf16* __restrict__ sin_data,
-    const bf16* __restrict__ cos_2_data,
-    const bf16* __restrict__ sin_2_data,
-    bf16* __restrict__ out0_data,
-    bf16* __restrict__ out1_data,
+    const bf16* x_data,
+    const bf16* cos_data,
+    const bf16* x_2_data,
+    const bf16* sin_data,
+    const bf16* cos_2_data,
+    const bf16* sin_2_data,
+    bf16* out0_data,
+    bf16* out1_data,
     const long long n,
     const long long size0,
     const long long phase,
@@ -59,6 +59,7 @@ rope_pitched(
     const long long out1_stride2,
     const long long out1_stride3)
 {
+    wait_for_previous();
     const unsigned i = (unsigned)blockIdx.x * 128 + threadIdx.x;
     if (i >= (unsigned)n) return;
     const unsigned rest0 = divide_u31(i, multiplier0, shift0);
@@ -89,4 +90,5 @@ rope_pitched(
     for (int k = 0; k < 8; ++k) rope_element(widen(x_v.get(k)), widen(cos_v.get(k)), widen(x_2_v.get(k)), widen(sin_v.get(k)), widen(cos_2_v.get(k)), widen(sin_2_v.get(k)), out0_v[k], out1_v[k]);
     store_vector(out0_data + out0_at + column, out0_v);
     store_vector(out1_data + out1_at + column, out1_v);
+    let_next_start();
 }

@@ -10,9 +10,9 @@ DEVICE void shifted_gelu_element(const float x, const float bias, const double r
 
 extern "C" __global__ void __launch_bounds__(128)
 shifted_gelu_rows(
-    const float* __restrict__ x_data,
-    const float* __restrict__ bias_data,
-    float* __restrict__ out_data,
+    const float* x_data,
+    const float* bias_data,
+    float* out_data,
     const long long n,
     const long long pad,
     const long long size0,
@@ -23,6 +23,7 @@ shifted_gelu_rows(
     const long long bias_stride1,
     const double rate)
 {
+    wait_for_previous();
     const int e = ((int)blockIdx.x * 128 + (int)threadIdx.x) * 4 - (int)pad;
     if (e >= (int)n) return;
     const bool is_full = e >= 0 && e + 4 <= (int)n;
@@ -53,4 +54,5 @@ shifted_gelu_rows(
     } else {  // the ends of the output
         store_some(out_data, e, n, out_v);
     }
+    if (gridDim.x <= 2048) let_next_start();
 }

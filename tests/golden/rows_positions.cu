@@ -9,9 +9,9 @@ DEVICE void causal_dropout_element(const float scores, const long long index, co
 
 extern "C" __global__ void __launch_bounds__(128)
 causal_dropout_rows(
-    const bf16* __restrict__ scores_data,
-    bf16* __restrict__ out_data,
-    const long long* __restrict__ seed_data,
+    const bf16* scores_data,
+    bf16* out_data,
+    const long long* seed_data,
     const long long n,
     const long long pad,
     const long long size0,
@@ -32,6 +32,7 @@ causal_dropout_rows(
     const long long draw_stride1,
     const long long draw_stride2)
 {
+    wait_for_previous();
     const int e = ((int)blockIdx.x * 128 + (int)threadIdx.x) * 8;
     if (e >= (int)n) return;
     const unsigned long long seed = (unsigned long long)*seed_data;
@@ -51,4 +52,5 @@ causal_dropout_rows(
 #pragma unroll
     for (int k = 0; k < 8; ++k) causal_dropout_element(widen(scores_v.get(k)), index_v.get(k), index_2_v.get(k), draw_v.get(k), out_v[k]);
     store_vector(out_data + e, out_v);
+    if (gridDim.x <= 2048) let_next_start();
 }

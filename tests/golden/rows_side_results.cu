@@ -12,8 +12,8 @@ DEVICE void scaled_with_amax_element(const float x, const double scale, float& o
 
 extern "C" __global__ void __launch_bounds__(128)
 scaled_with_amax_rows(
-    const bf16* __restrict__ x_data,
-    bf16* __restrict__ out0_data,
+    const bf16* x_data,
+    bf16* out0_data,
     unsigned* out1_word,
     unsigned* out2_word,
     const long long n,
@@ -25,6 +25,7 @@ scaled_with_amax_rows(
     const long long x_span,
     const double scale)
 {
+    wait_for_previous();
     largest<unsigned> out1_data(out1_word);
     largest<unsigned> out2_data(out2_word);
     const int e = ((int)blockIdx.x * 128 + (int)threadIdx.x) * 8 - (int)pad;
@@ -68,4 +69,5 @@ scaled_with_amax_rows(
     }
     out1_data.settle();
     out2_data.settle();
+    let_next_start();
 }

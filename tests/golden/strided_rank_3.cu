@@ -10,9 +10,9 @@ DEVICE void shifted_gelu_element(const float x, const float bias, const double r
 
 extern "C" __global__ void __launch_bounds__(128)
 shifted_gelu_strided(
-    const float* __restrict__ x_data,
-    const float* __restrict__ bias_data,
-    float* __restrict__ out_data,
+    const float* x_data,
+    const float* bias_data,
+    float* out_data,
     const long long n,
     const long long size0,
     const long long multiplier0,
@@ -31,6 +31,7 @@ shifted_gelu_strided(
     const long long out_stride2,
     const double rate)
 {
+    wait_for_previous();
     const unsigned first = (unsigned)blockIdx.x * 512 + threadIdx.x;
     float x_v[4];
     float bias_v[4];
@@ -54,4 +55,5 @@ shifted_gelu_strided(
         shifted_gelu_element(widen(x_v[k]), widen(bias_v[k]), rate, out);
         out_data[out_at[k]] = narrow_to<float>::from(out);
     }
+    if (gridDim.x <= 2048) let_next_start();
 }

@@ -8,9 +8,9 @@ DEVICE void bias_gelu_element(const float x, const float bias, float& out)
 
 extern "C" __global__ void __launch_bounds__(128, 8)
 bias_gelu_strips(
-    const bf16* __restrict__ x_data,
-    const bf16* __restrict__ bias_data,
-    bf16* __restrict__ out_data,
+    const bf16* x_data,
+    const bf16* bias_data,
+    bf16* out_data,
     const long long n,
     const long long slots0,
     const long long multiplier0,
@@ -19,6 +19,7 @@ bias_gelu_strips(
     const long long bias_stride1,
     const long long out_stride1)
 {
+    wait_for_previous();
     const unsigned i = (unsigned)blockIdx.x * 128 + threadIdx.x;
     if (i >= (unsigned)n) return;
     const unsigned rest0 = divide_u31(i, multiplier0, shift0);
@@ -40,4 +41,5 @@ bias_gelu_strips(
         for (int k = 0; k < 8; ++k) bias_gelu_element(widen(x_v[r].get(k)), widen(bias_v.get(k)), out_v[k]);
         store_vector(out_data + ((at1 * 4 + r) * (unsigned)out_stride1 + column), out_v);
     }
+    let_next_start();
 }

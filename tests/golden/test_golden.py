@@ -95,7 +95,6 @@ KERNELS: dict[str, Callable[[], Any]] = {
     "pitched_rope": lambda: rope.plan(*(meta(*shape, 64, dtype=bf16) for shape in ((2, 7, 3), (7, 1), (7, 1))), target="sm_90"),
     "strips_gelu": lambda: bias_gelu.plan(meta(1 << 15, 2048, dtype=bf16), meta(2048, dtype=bf16), target="sm_90"),
     "rows_positions": lambda: causal_dropout.plan(meta(2, 32, 32, dtype=bf16), target="sm_90"),
-    "dense_in_place": lambda: decay.plan(WEIGHT, GRAD, 0.01, out=WEIGHT, target="sm_90"),
     "dense_eager": lambda: rounded.plan(meta(4096, dtype=f16), meta(4096, dtype=f16), target="sm_90"),
     "dense_several_results": lambda: moments.plan(meta(4096), meta(4096), meta(4096), 0.9, target="sm_90"),
     "dense_side_results": lambda: scaled_with_amax.plan(meta(4096, dtype=bf16), 2.0, target="sm_90"),

@@ -202,14 +202,17 @@ def plans_of(*shapes: tuple[int, ...]) -> list[KernelPlan]:
     return plans(wl.fuse(two_shapes), *(torch.empty(shape, device="meta") for shape in shapes))
 
 
-def test_kernels_of_several_shapes_run_side_by_side_and_one_alone_does_not() -> None:
-    for plan in plans_of((64, 64), (32, 64)):
+def test_kernels_of_several_shapes_run_side_by_side_and_one_alone_waits_first() -> None:
+    def statements(plan: KernelPlan) -> list[str]:
         text = emit_kernel(plan.program, plan.variant)
-        statements = text[text.index("{", text.index("__global__")) + 1 :].rstrip().removesuffix("}").strip()
-        assert statements.startswith("let_next_start();")
-        assert statements.endswith("outlast_previous();")
-    (alone,) = plans_of((64, 64), (64, 64))
-    assert "let_next_start" not in emit_kernel(alone.program, alone.variant)
+        return text[text.index("{", text.index("__global__")) + 1 :].rstrip().removesuffix("}").strip().splitlines()
+
+    start = "if (gridDim.x <= 2048) let_next_start();"
+    for plan in plans_of((64, 64), (32, 64)):
+        first, *_, last = statements(plan)
+        assert (first.strip(), last.strip()) == (start, "wait_for_previous();")
+    first, *_, last = statements(*plans_of((64, 64), (64, 64)))
+    assert (first.strip(), last.strip()) == ("wait_for_previous();", "let_next_start();")  # 8 KiB a block
 
 
 @pytest.mark.parametrize(("arch", "count"), [("sm_80", 0), ("sm_90", 1)])
@@ -220,7 +223,7 @@ def test_only_later_architectures_have_the_instructions(arch: str, count: int) -
 
 
 @pytest.mark.parametrize(("capability", "driver", "overlaps"), [((9, 0), 12030, True), ((9, 0), 12020, False), ((8, 9), 13000, False)])
-def test_all_but_the_first_overlap_where_the_gpu_and_the_driver_can(
+def test_all_but_the_first_of_several_overlap_where_the_gpu_and_the_driver_can(
     capability: tuple[int, int], driver: int, overlaps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[bool] = []
@@ -231,4 +234,5 @@ def test_all_but_the_first_overlap_where_the_gpu_and_the_driver_can(
     monkeypatch.setattr(execute, "device_arch", lambda device: "sm_90")
     monkeypatch.setattr(execute, "LoadedKernel", lambda cubin, grid, threads, *, overlaps: made.append(overlaps))
     execute.prepare_launches(plans_of((64, 64), (32, 64)), 0)
-    assert made == [False, overlaps]
+    execute.prepare_launches(plans_of((64, 64), (64, 64)), 0)
+    assert made == [False, overlaps, overlaps]

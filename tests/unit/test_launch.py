@@ -123,3 +123,24 @@ def test_what_torch_is_refused_is_told(direct: Direct) -> None:
         kernel(13).launch_here(3, "l", (1,))
     told = wl.DeviceError("told already")
     assert refusal(told) is told
+
+
+# ---- graphs
+
+
+@pytest.mark.parametrize("version", [12, 13])
+def test_a_graph_with_a_programmatic_edge_overlaps(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds: dict[int, list[int]] = {1: [], 2: [0, 0], 3: [0, 1]}
+
+    def find_edges(graph: int, count: int = 0) -> tuple[Any, ...]:
+        assert count in (0, len(kinds[graph]))
+        data = [SimpleNamespace(type=kind) for kind in kinds[graph][:count]]
+        return 0, [None] * count, [None] * count, data, len(kinds[graph])
+
+    def find_plain_edges(graph: int, count: int = 0) -> tuple[Any, ...]:
+        return 0, [None] * count, [None] * count, len(kinds[graph])
+
+    names = {"cuGraphGetEdges": find_edges} if version == 13 else {"cuGraphGetEdges": find_plain_edges, "cuGraphGetEdges_v2": find_edges}
+    kind = SimpleNamespace(CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC=SimpleNamespace(value=1))
+    monkeypatch.setattr(launch, "_driver", lambda: SimpleNamespace(CUgraph=int, CUgraphDependencyType=kind, **names))
+    assert [launch.has_overlaps(graph) for graph in kinds] == [False, False, True]

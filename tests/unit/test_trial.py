@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from tests.simulated_gpu import LAUNCH_DEVICE_US, SimulatedGpu, simulated_gpu
+from wideload.measure import timing
 from wideload.measure.operands import Operands, random_tensor
 from wideload.measure.result import Contender
 from wideload.measure.timing import Collected, GraphSampler, Mode
@@ -84,6 +86,13 @@ def test_the_gap_between_calls_in_a_graph_is_taken_off(simulated_gpu: SimulatedG
             continue
         assert median(contender) == pytest.approx(copy_us(simulated_gpu) - taken, rel=1e-6)
         assert contender.gap_us == (gap_us if mode == "graph" else None)
+
+
+def test_kernels_that_overlap_have_no_gaps_to_be_taken_off(simulated_gpu: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "capture", lambda *given: dataclasses.replace(simulated_gpu.capture(*given), overlaps=True))  # type: ignore[type-var]
+    contender = run(trial_of(simulated_gpu, double(simulated_gpu), random_tensor((NUM,)), gap_us=0.25), "graph", check=lambda x: x * 2)
+    assert median(contender) == pytest.approx(copy_us(simulated_gpu), rel=1e-6)
+    assert contender.gap_us is None
 
 
 def test_a_graph_rotates_through_five_times_the_l2(simulated_gpu: SimulatedGpu) -> None:

@@ -89,9 +89,9 @@ def test_gradients_and_results_into_given_memory(compiler: list[str]) -> None:
         *(f"{name}" for name in [gate.plan_backward(x, x.clone(), target="h200").kernels[0].name]),
     }
     before = len(compiler)
-    in_place = wl.warmup([(scale, {"x": x, "s": 2.0, "out": x})], target="h200")
-    assert len(compiler) == before + len(in_place.kernels)
-    assert "coherent" in str(scale.plan(x, 2.0, out=x, target="h200"))
+    for out in (x.clone(), x):  # one kernel for both
+        wl.warmup([(scale, {"x": x, "s": 2.0, "out": out})], target="h200")
+    assert len(compiler) == before + 1
 
 
 def test_a_fake_tensor_counts_as_what_it_stands_for(compiler: list[str]) -> None:

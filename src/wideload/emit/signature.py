@@ -18,6 +18,7 @@ from wideload.plan import (
     NARROW_RING_BLOCKS,
     REGISTER_BYTES,
     RING_BLOCKS,
+    STARTING_BLOCKS,
     THREADS,
     TILE_BLOCKS,
     Variant,
@@ -34,9 +35,13 @@ def emit_definition(program: Program, variant: Variant, sizes: Sequence[str], bo
     Every thread of a block gets to the end of ``body`` where a result is one value of all elements: see `inside`.
     """
     body = [*_declare_reduced(program), *body, *(f"{r.name}_data.settle();" for r in program.reduced)]
-    if variant.is_one_of_several:
-        waiting = ["outlast_previous();"]
-        body = ["let_next_start();", *waiting, *body] if variant.reads_results else ["let_next_start();", *body, *waiting]
+    start, wait = "let_next_start();", "wait_for_previous();"
+    if not variant.moves_much:
+        start = f"if (gridDim.x <= {STARTING_BLOCKS}) {start}"
+    if not variant.is_one_of_several:
+        body = [wait, *body, start]
+    else:
+        body = [start, wait, *body] if variant.reads_results else [start, *body, wait]
     text = "\n".join(indented(body))
     return f"{_head(program, variant, sizes)}\n{{\n{text}\n}}"
 
@@ -54,21 +59,17 @@ def inside(program: Program, counter: str, bound: str, body: Sequence[str]) -> l
 
 
 def _head(program: Program, variant: Variant, sizes: Sequence[str]) -> str:
-    """``extern "C" __global__ ...(parameters)``. Inputs go through the read-only cache unless an output may be one of them.
-
-    Nor do results of the kernel before: a load of what never changes may be moved to before the wait.
-    """
-    restrict = "" if variant.is_in_place or variant.reads_results else " __restrict__"
+    """``extern "C" __global__ ...(parameters)``. None is ``__restrict__``: a load of what never changes may be moved to before the wait."""
     parameters = []
     for parameter, access in zip(program.parameters, variant.loads, strict=True):
         if access == "value":
             ctype = {"float": "double", "complex": _COMPLEX}.get(parameter.type.kind, "long long")
             parameters += _by_value(ctype, f"{parameter.name}_value")
         else:
-            parameters.append(f"const {parameter.type.storage}*{restrict} {parameter.name}_data")
+            parameters.append(f"const {parameter.type.storage}* {parameter.name}_data")
     for r in program.results:
-        parameters.append(f"{r.type.storage}* {r.name}_word" if r.is_reduced else f"{r.type.storage}*{restrict} {r.name}_data")
-    parameters += ["const long long* __restrict__ seed_data"] if program.has_draws else []
+        parameters.append(f"{r.type.storage}* {r.name}_{'word' if r.is_reduced else 'data'}")
+    parameters += ["const long long* seed_data"] if program.has_draws else []
     parameters += [f"const long long {size}" for size in (*sizes, *position_sizes(program, variant))]
     parameters += [parameter for s in program.scalars for parameter in _by_value(s.ctype, s.name)]
     listed = ",\n    ".join(parameters)

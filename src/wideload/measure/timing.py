@@ -20,6 +20,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 
+from wideload.launch import has_overlaps
 from wideload.measure.statistics import median_error, require
 
 __all__ = [
@@ -282,6 +283,8 @@ class Capture:
     graph: torch.cuda.CUDAGraph
     results: tuple[Any, ...]
     is_empty: bool
+    overlaps: bool = False
+    """Whether a kernel may start before the one ahead of it has ended: such a graph has no gaps between them to be taken off."""
 
 
 def capture(calls: Sequence[Call], num_calls: int) -> Capture | str:
@@ -292,7 +295,7 @@ def capture(calls: Sequence[Call], num_calls: int) -> Capture | str:
     refusal = _synchronizes(calls[0])
     if refusal is not None:
         return refusal
-    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+    graph, pool = torch.cuda.CUDAGraph(keep_graph=True), torch.cuda.graph_pool_handle()
     results: deque[Any] = deque(maxlen=len(calls))
     try:
         # The outer stream context makes the caller's stream current again where torch.cuda.graph fails to.
@@ -301,11 +304,14 @@ def capture(calls: Sequence[Call], num_calls: int) -> Capture | str:
             with torch.cuda.graph(graph, pool=pool, stream=_capture_stream(torch.cuda.current_device()), capture_error_mode="thread_local"):
                 for index in range(num_calls):
                     results.append(calls[index % len(calls)]())
+        overlaps = has_overlaps(graph.raw_cuda_graph())
+        graph.instantiate()
     except Exception as error:  # whatever the callable raises while it is captured, the capture has failed
         results.clear()
         _recover(graph, pool)
         return _first_line(error)
-    return Capture(graph, tuple(results), any("graph is empty" in str(warning.message).lower() for warning in caught))
+    is_empty = any("graph is empty" in str(warning.message).lower() for warning in caught)
+    return Capture(graph, tuple(results), is_empty, overlaps)
 
 
 @functools.cache

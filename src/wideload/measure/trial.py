@@ -319,7 +319,8 @@ class Trial:
         self._captured, self._captured_copies = captured, copies
         restore = (lambda: _restore_all(copies)) if self._is_drifting else None
         flush = self._gpu.flush if is_short or restore is not None else None
-        return GraphSampler(captured, num_calls, num_buffers, flush, mode=mode, restore=restore, gap_us=self._gpu.find_gap_us())
+        gap_us = None if captured.overlaps else self._gpu.find_gap_us()
+        return GraphSampler(captured, num_calls, num_buffers, flush, mode=mode, restore=restore, gap_us=gap_us)
 
     # ---- recording
 

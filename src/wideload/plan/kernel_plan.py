@@ -13,7 +13,7 @@ from wideload.errors import LayoutError
 from wideload.expr import Expr, Load, Numerics
 from wideload.layout import INT31_MAX, IterSpace, build_space, contiguous_strides, expand_strides, like_strides
 from wideload.lower import Program, Store, lower_expr
-from wideload.plan.choice import Choice, Reason, Walk, choose_kept
+from wideload.plan.choice import STARTING_BYTES, Choice, Reason, Walk, choose_kept
 from wideload.plan.columns import choose_columns, find_parts
 from wideload.plan.dense import choose_dense
 from wideload.plan.rows import choose_pitched, choose_rows
@@ -106,7 +106,6 @@ def plan_kernels(
     *,
     numerics: Numerics,
     fast_math: bool,
-    is_in_place: bool,
     walks: Sequence[View] = (),
     seed: int | None = None,
     totals: Sequence[Total] = (),
@@ -126,7 +125,7 @@ def plan_kernels(
         stores = tuple(Store(t.node, t.dtype, t.reduction, t.num_columns > 0) for t in chosen)
         program = lower_expr(expr, stores, numerics=numerics, fast_math=fast_math)
         if 0 not in shape:
-            plan = _plan_kernel(program, operands, chosen, shape, is_in_place, walks, tuning)
+            plan = _plan_kernel(program, operands, chosen, shape, walks, tuning)
             plans.append(plan._replace(seed=seed) if program.has_draws else plan)
     plans += [_plan_total(f"{expr.name}_total", total, tuning) for total in totals]
     if len(plans) > 1:
@@ -140,10 +139,8 @@ def _plan_total(name: str, total: Total, tuning: Tuning) -> KernelPlan:
     layout = NodeLayout(total.shape, contiguous_strides(total.shape))
     operand = Operand(total.parts_dtype, layout, 0, ~total.parts)
     target = Target(0, total.dtype, layout, 0, total.output, num_columns=total.shape[1], is_total=True)
-    plan = _plan_kernel(program, [operand], [target], total.shape, False, (), tuning)
-    reason = Reason(
-        "cache", "coherent loads", "what is read is written by the kernel before, which need not have ended when this one starts"
-    )
+    plan = _plan_kernel(program, [operand], [target], total.shape, (), tuning)
+    reason = Reason("order", "waits first", "what is read is written by the kernel before, which need not have ended when this one starts")
     return plan._replace(variant=plan.variant._replace(reads_results=True), reasons=(*plan.reasons, reason))
 
 
@@ -156,7 +153,6 @@ def _plan_kernel(
     operands: Sequence[Operand],
     targets: Sequence[Target],
     shape: tuple[int, ...],
-    is_in_place: bool,
     position_walks: Sequence[View],
     tuning: Tuning,
 ) -> KernelPlan:
@@ -203,7 +199,6 @@ def _plan_kernel(
         elements=choice.elements,
         rank=max(1, len(space.dims)),
         index_bits=choice.index_bits,
-        is_in_place=is_in_place,
         threads=choice.threads,
         tile=choice.tile,
         is_whole=choice.is_whole,
@@ -212,11 +207,10 @@ def _plan_kernel(
         paces=tuple(paces),
         strip=choice.strip,
         columns=choice.columns,
+        moves_much=choice.threads * choice.elements * sum(walk.moved_bytes for walk in walks) >= STARTING_BYTES,
     )
     grid = -(-choice.num_covered // (variant.threads * variant.elements))
     reasons = [*choice.reasons, Reason("grid", f"{grid} x {variant.threads}", "one-shot: a grid-stride loop measured 5 % slower on H200")]
-    if is_in_place:
-        reasons.append(Reason("cache", "coherent loads", "an output is also an input, so the read-only path is not allowed"))
     if any(kept):
         listed = ", ".join(p.name for p, is_kept in zip(program.parameters, kept, strict=True) if is_kept)
         reasons.append(Reason("L2", f"keeps {listed}", "read again by an outer dim, after more than what it would still hold"))

@@ -1,5 +1,7 @@
-// Of the kernels of one call none reads or writes what another writes. So the blocks of each may start when all of those before have,
-// and fill the SMs that these leave; that it ends after them, those of the next call rely on. sm_90 and later, where it was launched so.
+// The next kernel on the stream may start when each block has come here or has ended (programmatic dependent launch: sm_90 and later, where
+// that one was launched so). It finds what this one writes behind its own wait_for_previous() alone, and so do those after it: none ends
+// before the one ahead of it has. A kernel waits before it reads or writes. Of the kernels of one call none reads or writes what another
+// writes: all but the first, which is launched when all before it has ended, wait at their end.
 DEVICE void let_next_start()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -7,7 +9,7 @@ DEVICE void let_next_start()
 #endif
 }
 
-DEVICE void outlast_previous()
+DEVICE void wait_for_previous()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -59,13 +61,13 @@ template <int N, class T> DEVICE vec<T, N> load_kept(const T* p)
     union { vec<T, N> elements; unsigned words[bytes < 8 ? 2 : bytes / 4]; } read = {};
 #pragma unroll
     for (int k = 0; k < bytes / 16; ++k)
-        asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+        asm volatile("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
             : "=r"(read.words[4 * k]), "=r"(read.words[4 * k + 1]), "=r"(read.words[4 * k + 2]), "=r"(read.words[4 * k + 3])
             : "l"(reinterpret_cast<const unsigned*>(p) + 4 * k), "l"(policy));
-    if (bytes == 8) asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;" : "=r"(read.words[0]), "=r"(read.words[1]) : "l"(p), "l"(policy));
-    if (bytes == 4) asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(read.words[0]) : "l"(p), "l"(policy));
-    if (bytes == 2) asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=r"(read.words[0]) : "l"(p), "l"(policy));
-    if (bytes == 1) asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=r"(read.words[0]) : "l"(p), "l"(policy));
+    if (bytes == 8) asm volatile("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;" : "=r"(read.words[0]), "=r"(read.words[1]) : "l"(p), "l"(policy));
+    if (bytes == 4) asm volatile("ld.global.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(read.words[0]) : "l"(p), "l"(policy));
+    if (bytes == 2) asm volatile("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=r"(read.words[0]) : "l"(p), "l"(policy));
+    if (bytes == 1) asm volatile("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=r"(read.words[0]) : "l"(p), "l"(policy));
     return read.elements;
 #else
     return load_vector<N>(p);

@@ -40,7 +40,7 @@ template <int N, class T> DEVICE vec<T, N> load_chunk(const T* p, bool fetches_b
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     vec<unsigned, 4> w;
-    asm("{ .reg .pred %%hint; setp.ne.u32 %%hint, %5, 0; @%%hint ld.global.L2::cache_hint.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4], %6; @!%%hint ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %6; }"
+    asm volatile("{ .reg .pred %%hint; setp.ne.u32 %%hint, %5, 0; @%%hint ld.global.L2::cache_hint.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4], %6; @!%%hint ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %6; }"
         : "=r"(w.at[0]), "=r"(w.at[1]), "=r"(w.at[2]), "=r"(w.at[3])
         : "l"(p), "r"((unsigned)fetches_block), "l"(keeping_policy()));
     return *reinterpret_cast<vec<T, N>*>(&w);
