@@ -22,6 +22,7 @@ import torch
 from wideload.errors import CompileError
 from wideload.fused import fuse
 from wideload.gpus import MIN_COMPUTE_CAPABILITY
+from wideload.native import NativeState, native_state
 from wideload.nvrtc import compile_cubin, nvrtc_version
 from wideload.sass import find_nvdisasm
 from wideload.store import FolderState, inspect_folder
@@ -77,6 +78,7 @@ class Facts:
     compile_error: str | None
     tools: tuple[tuple[str, str | None], ...]
     cache: FolderState
+    native: NativeState
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,7 @@ def gather_facts() -> Facts:
         compile_error=compile_error,
         tools=(("nvdisasm", _find_nvdisasm()), ("cuobjdump", _find_tool("cuobjdump")), ("g++", _find_tool("g++"))),
         cache=inspect_folder(),
+        native=native_state(wait=True),
     )
 
 
@@ -242,6 +245,7 @@ def judge(facts: Facts) -> Diagnosis:
         compile_check,
         *(_judge_tool(name, path) for name, path in facts.tools),
         _judge_cache(facts.cache),
+        _judge_native(facts.native),
     )
     return Diagnosis(checks, can_compile, facts.num_gpus > 0 or bool(facts.gpus), can_launch)
 
@@ -357,3 +361,11 @@ def _judge_cache(cache: FolderState) -> Check:
         return Check("cache", "problem", f"{cache.path}: {cache.fault}", follows, command)
     size = f"{len(cache.entries)} kernels, {cache.nbytes / _MIB:.1f} MiB"
     return Check("cache", "ok", f"{cache.path}, of user {cache.owner}, writable, {size}")
+
+
+def _judge_native(native: NativeState) -> Check:
+    if native.is_ready:
+        return Check("calls in C", "ok", "calls like earlier ones are guarded and launched in C")
+    fault = native.fault or ""
+    command = "unset WIDELOAD_CC" if "WIDELOAD_CC" in fault else "sudo apt-get install gcc python3-dev"
+    return Check("calls in C", "missing", fault, "optional: Python does it, at a quarter more of a call's cost to the host", command)

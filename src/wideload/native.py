@@ -120,7 +120,7 @@ class _Module:
             return
         with self._lock:
             self._settle(native)
-        write_entry(_key(), code)
+        write_entry(_key(), code, "native")
 
     def _settle(self, native: Native) -> None:
         self._native = native
@@ -140,7 +140,7 @@ def _told(error: Exception) -> str:
 
 
 def _stored() -> Native | None:
-    code = read_entry(_key())
+    code = read_entry(_key(), "native")
     if code is None:
         return None
     try:
@@ -192,7 +192,7 @@ def _loaded(code: bytes) -> Native:
     try:
         with open(file, "wb", closefd=False) as memory:
             memory.write(code)
-        loader = ExtensionFileLoader(_NAME, f"/proc/self/fd/{file}")
+        loader = ExtensionFileLoader(_NAME, f"/proc/{os.getpid()}/fd/{file}")  # not self: the loader would know another's by that path
         spec = importlib.util.spec_from_loader(_NAME, loader)
         assert spec is not None
         module = importlib.util.module_from_spec(spec)

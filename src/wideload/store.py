@@ -13,9 +13,9 @@ import re
 import stat
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 __all__ = [
     "DIGEST_BYTES",
@@ -35,7 +35,11 @@ __all__ = [
 DEFAULT_MAX_BYTES = 1 << 30
 """Some 40,000 kernels of the usual 25 kB."""
 
-_SUBFOLDER, _TEMPORARY, _SUFFIX, _UNFINISHED = "cubins", "tmp", ".cubin", ".part"
+Kind = Literal["cubins", "native"]
+"""What is kept, each in a folder of its own: kernels, and what runs on the host (`wideload.native`)."""
+
+_SUFFIXES: Mapping[str, str] = {"cubins": ".cubin", "native": ".so"}
+_TEMPORARY, _UNFINISHED = "tmp", ".part"
 _KEY = re.compile(r"[0-9a-f]{64}")
 DIGEST_BYTES = hashlib.sha256().digest_size
 """Of the digest that ends each file."""
@@ -108,16 +112,16 @@ def max_bytes() -> int:
     return DEFAULT_MAX_BYTES
 
 
-def read_entry(key: str) -> bytes | None:
+def read_entry(key: str, kind: Kind = "cubins") -> bytes | None:
     """Return what was written under ``key``, 64 hex digits; None where there is nothing, or not exactly what was written."""
     folder = cache_folder()
     if folder is None:
         return None
     try:
         _refuse_foreign(folder)
-        entries = folder / _SUBFOLDER
+        entries = folder / kind
         _sweep_once(entries / _TEMPORARY)
-        with (entries / f"{key}{_SUFFIX}").open("rb") as file:
+        with (entries / f"{key}{_SUFFIXES[kind]}").open("rb") as file:
             if _writer_fault(os.fstat(file.fileno())):  # it was left while others could write to the folder
                 return None
             content = file.read()
@@ -132,7 +136,7 @@ def read_entry(key: str) -> bytes | None:
     return payload if content[-DIGEST_BYTES:] == _digest(key, payload) else None
 
 
-def write_entry(key: str, payload: bytes) -> None:
+def write_entry(key: str, payload: bytes, kind: Kind = "cubins") -> None:
     """Keep ``payload`` under ``key``, 64 hex digits, in place of what was there; entries used longest ago make room for it.
 
     Readers and other writers see the old file or the new one. Nothing is flushed to the disk: what a crash of the machine tears,
@@ -142,13 +146,13 @@ def write_entry(key: str, payload: bytes) -> None:
     content = payload + _digest(key, payload)
     if folder is None or len(content) > max_bytes():
         return
-    entries = folder / _SUBFOLDER
+    entries = folder / kind
     try:
         for path in (folder, entries, entries / _TEMPORARY):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         _refuse_foreign(folder)
         _make_room(entries, len(content))
-        _write_file(entries / f"{key}{_SUFFIX}", content, entries / _TEMPORARY)
+        _write_file(entries / f"{key}{_SUFFIXES[kind]}", content, entries / _TEMPORARY)
     except (FileNotFoundError, BlockingIOError):  # swept between its creation and its lock, or the folder was removed meanwhile
         return
     except OSError as error:
@@ -156,15 +160,16 @@ def write_entry(key: str, payload: bytes) -> None:
 
 
 def clear_entries() -> tuple[Entry, ...]:
-    """Remove every entry and return those removed. Raises ``OSError`` where one cannot be."""
+    """Remove every entry and return the kernels among those removed. Raises ``OSError`` where one cannot be."""
     folder = cache_folder()
     if folder is None:
         return ()
-    entries = tuple(_scan(folder / _SUBFOLDER))
-    for entry in entries:
-        entry.path.unlink(missing_ok=True)
-    _sweep(folder / _SUBFOLDER / _TEMPORARY)
-    return entries
+    entries = {kind: tuple(_scan(folder / kind)) for kind in _SUFFIXES}
+    for kind, found in entries.items():
+        for entry in found:
+            entry.path.unlink(missing_ok=True)
+        _sweep(folder / kind / _TEMPORARY)
+    return entries["cubins"]
 
 
 def inspect_folder() -> FolderState:
@@ -182,7 +187,7 @@ def inspect_folder() -> FolderState:
             raise PermissionError(f"{existing} cannot be written")
         if existing == folder:
             _refuse_foreign(folder)
-        return FolderState(folder, owner, None, tuple(sorted(_scan(folder / _SUBFOLDER), key=lambda entry: -entry.used_at)))
+        return FolderState(folder, owner, None, tuple(sorted(_scan(folder / "cubins"), key=lambda entry: -entry.used_at)))
     except OSError as error:
         return FolderState(folder, owner, str(error), ())
 
@@ -278,10 +283,11 @@ def _evict(entries: Path, nbytes: int) -> int:
 
 def _scan(entries: Path) -> Iterator[Entry]:
     """Yield the files of our own making: the user may have pointed the cache at a folder that holds others."""
+    suffix = _SUFFIXES[entries.name]
     with contextlib.suppress(FileNotFoundError), os.scandir(entries) as files:
         for file in files:
-            key = file.name.removesuffix(_SUFFIX)
-            if file.name.endswith(_SUFFIX) and _KEY.fullmatch(key) and not file.is_dir(follow_symlinks=False):
+            key = file.name.removesuffix(suffix)
+            if file.name.endswith(suffix) and _KEY.fullmatch(key) and not file.is_dir(follow_symlinks=False):
                 with contextlib.suppress(FileNotFoundError):
                     status = file.stat(follow_symlinks=False)
                     yield Entry(key, Path(file.path), status.st_size, status.st_mtime)

@@ -16,6 +16,7 @@ from wideload import doctor
 from wideload.cli import app
 from wideload.doctor import Check, Diagnosis, Facts, GpuFacts, diagnose, gather_facts, judge
 from wideload.errors import CompileError
+from wideload.native import NativeState
 from wideload.store import Entry, FolderState
 
 H200 = GpuFacts("NVIDIA H200", (9, 0))
@@ -37,6 +38,7 @@ HEALTHY = Facts(
     compile_error=None,
     tools=(("nvdisasm", "/bin/nvdisasm"), ("cuobjdump", "/bin/cuobjdump"), ("g++", "/bin/g++")),
     cache=FolderState(FOLDER, 1000, None, (Entry("a" * 64, FOLDER / "a", 3 << 20, 0.0),)),
+    native=NativeState(True, None),
 )
 NO_GPU: dict[str, Any] = {"driver": None, "driver_cuda": None, "num_gpus": 0, "gpus": ()}
 
@@ -48,7 +50,7 @@ def check_of(diagnosis: Diagnosis, name: str) -> Check:
 
 def test_a_healthy_installation_has_nothing_to_do() -> None:
     diagnosis = judge(HEALTHY)
-    assert [check.state for check in diagnosis.checks] == ["ok"] * 11
+    assert [check.state for check in diagnosis.checks] == ["ok"] * 12
     assert not any(check.command or check.follows for check in diagnosis.checks)
     assert (diagnosis.can_compile, diagnosis.has_gpu, diagnosis.can_launch, diagnosis.is_healthy) == (True, True, True, True)
     found = {check.name: check.found for check in diagnosis.checks}
@@ -157,6 +159,8 @@ FAULTS = {
         "export WIDELOAD_CACHE_DIR",
         True,
     ),
+    "no compiler": ({"native": NativeState(False, "none is a program")}, "calls in C", "missing", "optional", "apt-get install gcc", True),
+    "no C": ({"native": NativeState(False, "WIDELOAD_CC=0 turns it off")}, "calls in C", "missing", "optional", "unset WIDELOAD_CC", True),
 }
 
 
@@ -184,7 +188,16 @@ def test_without_a_driver_what_torch_says_of_it_is_no_fault() -> None:
 def test_this_machine_compiles() -> None:
     diagnosis = diagnose()
     assert diagnosis.can_compile
-    assert {check.name for check in diagnosis.checks} >= {"torch", "driver", "cuda.core", "cuda.bindings", "NVRTC", "compiling", "cache"}
+    assert {check.name for check in diagnosis.checks} >= {
+        "torch",
+        "driver",
+        "cuda.core",
+        "cuda.bindings",
+        "NVRTC",
+        "compiling",
+        "cache",
+        "calls in C",
+    }
     assert diagnosis.has_gpu == torch.cuda.is_available()
 
 
