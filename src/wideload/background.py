@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from wideload.cache import MAX_THREADS, are_at_hand, find_cubins
-from wideload.manifest import Recipe
 from wideload.remembered import remember
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
+
+    from wideload.manifest import Recipe
 
 __all__ = ["Backlog"]
 

@@ -13,13 +13,15 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wideload import store
 from wideload.decode import decode, parse_json
 from wideload.errors import CompileError, WideloadError
-from wideload.manifest import Recipe, describe_missing, find_built
 from wideload.nvrtc import Cubin, compile_cubin, compile_options, has_nvrtc, nvrtc_identity
+
+if TYPE_CHECKING:
+    from wideload.manifest import Recipe
 
 __all__ = [
     "MAX_THREADS", "StoredCubin", "are_at_hand", "compile_cubins", "find_cubin", "find_cubins", "is_in_memory", "num_compilations",
@@ -59,23 +61,28 @@ def find_cubin(source: str, *, arch: str, name: str, fma: bool = False, recipe: 
     However many threads ask, one looks and compiles. Raises ``CompileError``, which names what would build the kernel of ``recipe`` where
     there is nothing to compile it with.
     """
-    key = (source, arch, name, fma)
+    return _find((source, arch, name, fma), lambda: recipe)
+
+
+def _find(key: _Key, recipe: Callable[[], Recipe | None]) -> Cubin:
     cubin = _cubins.get(key)
     if cubin is None:
         with _locks.setdefault(key, threading.Lock()):
             cubin = _cubins.get(key)
             if cubin is None:
-                cubin = _cubins[key] = find_built(source, arch=arch, name=name, fma=fma) or _read_or_compile(key, recipe)
+                cubin = _cubins[key] = _find_built(key) or _read_or_compile(key, recipe)
     return cubin
 
 
 def find_cubins(kernels: Sequence[tuple[str, str, str]], recipe: Callable[[], Recipe | None] = lambda: None) -> tuple[Cubin, ...]:
-    """Return the cubin of each (source, arch, name), those to compile side by side: NVRTC releases the interpreter. As `find_cubin`."""
+    """Return the cubin of each (source, arch, name), those to compile side by side: NVRTC releases the interpreter. As `find_cubin`.
+
+    ``recipe`` is asked for the call only where there is nothing to compile with.
+    """
     keys = [(*kernel, False) for kernel in kernels]
     if all(key in _cubins for key in keys):
         return tuple(_cubins[key] for key in keys)
-    call = recipe()
-    return _side_by_side(lambda key: find_cubin(key[0], arch=key[1], name=key[2], recipe=call), keys)
+    return _side_by_side(lambda key: _find(key, recipe), keys)
 
 
 def is_in_memory(source: str, *, arch: str, name: str) -> bool:
@@ -89,7 +96,7 @@ def are_at_hand(kernels: Sequence[tuple[str, str, str]]) -> bool:
         key = (source, arch, name, False)
         if key not in _cubins:
             try:
-                cubin = find_built(source, arch=arch, name=name) or _read(key)
+                cubin = _find_built(key) or _read(key)
             except CompileError:  # for who compiles to raise
                 return False
             if cubin is None:
@@ -137,14 +144,25 @@ def read_stored(entry: store.Entry) -> StoredCubin | None:
         return None
 
 
-def _read_or_compile(key: _Key, recipe: Recipe | None) -> Cubin:
+def _find_built(key: _Key) -> Cubin | None:
+    if not store.built_folders():
+        return None
+    from wideload.manifest import find_built  # here: most processes have no such folder
+
+    source, arch, name, fma = key
+    return find_built(source, arch=arch, name=name, fma=fma)
+
+
+def _read_or_compile(key: _Key, recipe: Callable[[], Recipe | None]) -> Cubin:
     try:
         return _read(key) or _compile(key)
     except CompileError as error:
         if has_nvrtc():
             raise
+        from wideload.manifest import describe_missing
+
         source, arch, name, fma = key
-        raise CompileError(describe_missing(source, arch=arch, name=name, fma=fma, recipe=recipe, reason=str(error))) from error
+        raise CompileError(describe_missing(source, arch=arch, name=name, fma=fma, recipe=recipe(), reason=str(error))) from error
 
 
 def _compile(key: _Key) -> Cubin:

@@ -18,6 +18,7 @@ import torch
 
 from wideload.errors import GradError
 from wideload.expr import is_view_of_operand
+from wideload.modes import no_modes
 from wideload.structure import map_structure
 from wideload.torch_library import (
     SAMPLES,
@@ -26,7 +27,6 @@ from wideload.torch_library import (
     bind_symbolic,
     find_function,
     find_saved,
-    no_modes,
     registered,
     respell_call,
     spell_call,

@@ -5,8 +5,7 @@ One row a dtype. Knows nothing of ops, tensors or kernels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -18,8 +17,7 @@ Kind = Literal["float", "complex", "signed", "unsigned", "bool"]
 """Which C++ expression of an op applies: the arithmetic differs by kind, not by width."""
 
 
-@dataclass(frozen=True)
-class ScalarType:
+class ScalarType(NamedTuple):
     """How kernels hold one dtype.
 
     ``storage`` is the C++ type of an element in memory, ``compute`` the type that arithmetic on it uses
@@ -67,8 +65,8 @@ DTYPES: dict[torch.dtype, ScalarType] = {
 the prelude, so that a load that forgets to convert does not compile; a bool in memory may be any non-zero byte."""
 
 LIMITED: dict[torch.dtype, ScalarType] = {
-    torch.float8_e4m3fn: replace(DTYPES[torch.float8_e4m3fn], storage="e4m3fn<true>"),
-    torch.float8_e5m2: replace(DTYPES[torch.float8_e5m2], storage="e5m2_limited"),
+    torch.float8_e4m3fn: DTYPES[torch.float8_e4m3fn]._replace(storage="e4m3fn<true>"),
+    torch.float8_e5m2: DTYPES[torch.float8_e5m2]._replace(storage="e5m2_limited"),
 }
 """The same types for values that are limited to what they hold: what is larger becomes the largest number, as the hardware has it."""
 

@@ -9,7 +9,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -21,13 +21,15 @@ from wideload.expr import Const, Expr, Number, Numerics, Reduced, is_reduced, nu
 from wideload.launch import LoadedKernel, can_overlap, device_arch
 from wideload.layout import contiguous_strides
 from wideload.lower import ScalarParameter
-from wideload.manifest import Recipe
 from wideload.overlap import Extent, relation
 from wideload.plan import ACCESS_BYTES, KernelPlan, Operand, Target, Total, Tuning, find_parts, plan_kernels
 from wideload.promotion import infer_dtype
 from wideload.push import PushedExpr, push_views
 from wideload.replay import NodeLayout
 from wideload.tuned import tuning_of
+
+if TYPE_CHECKING:
+    from wideload.manifest import Recipe
 
 __all__ = [
     "Launch", "Output", "clear_reduced", "empty_here", "is_safe_in_place", "kernel_arguments", "kernel_texts", "new_output", "new_sums",
@@ -73,8 +75,7 @@ class Launch:
 _TYPES = {int: "l", float: "d", complex: "dd"}
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """A tensor to be written with node ``node``: ``phase_bytes`` is its address modulo a whole access.
 
     What ``is_reduced`` is one value of all elements, and has to be zero when a kernel starts. With ``num_columns`` it is partial sums of

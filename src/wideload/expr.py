@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -48,8 +48,7 @@ Numerics = Literal["fused", "eager"]
 """``"fused"`` keeps fp16 and bf16 in fp32 until a result is stored; ``"eager"`` rounds every intermediate as eager PyTorch does."""
 
 
-@dataclass(frozen=True)
-class Location:
+class Location(NamedTuple):
     """The user's line that made a node: for errors and for comments in generated code."""
 
     file: str

@@ -40,10 +40,10 @@ from wideload.lists import (
     split_lists,
     tensors_like,
 )
+from wideload.modes import has_shards
 from wideload.random import draw_seed
 from wideload.remembered import remember
 from wideload.replay import NodeLayout
-from wideload.sharding import has_shards
 from wideload.structure import are_same, map_structure
 from wideload.trace import HostResult, NumberArg, TensorArg, TensorResult, Traced, is_traced
 

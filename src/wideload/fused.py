@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 import torch
@@ -39,28 +39,29 @@ from wideload.execute import (
     stage_launches,
 )
 from wideload.expr import Numerics, evaluate_host, is_reduced, is_view_of_operand
-from wideload.foreach import Listed, call_lists
 from wideload.gpus import find_target
 from wideload.launch import is_capturing
+from wideload.modes import has_shards, is_looked_into, no_modes
 from wideload.outputs import check_outputs
 from wideload.plan import KernelPlan, Tuning
 from wideload.planned import Plan
 from wideload.reference import evaluate_expr, with_seed
 from wideload.remembered import remember
 from wideload.replay import NodeLayout, replay_layout
-from wideload.sharding import Sharding, find_sharded_call, has_shards
 from wideload.shortcut import MISSED, STATIC_TYPES, Shortcut, are_immutable, find_circumstances, find_shortcut, shortcut_key
 from wideload.steps import Steps, run_steps, steps_into, steps_of_new
 from wideload.structure import are_same, map_structure, same_structure
-from wideload.torch_library import no_modes, note_function
-from wideload.torch_op import DifferentiableOp, is_looked_into
+from wideload.torch_library import note_function
 from wideload.trace import HostResult, NumberArg, TensorArg, TensorResult, Traced, is_traced, trace_function
 from wideload.tuned import tuning_for, tuning_of
 
 if TYPE_CHECKING:
     from wideload.analyze.explain import Explanation, GpuFigures
     from wideload.build import Build
+    from wideload.foreach import Listed
     from wideload.manifest import Recipe
+    from wideload.sharding import Sharding
+    from wideload.torch_op import DifferentiableOp
 
 __all__ = ["FusedFunction", "fuse"]
 
@@ -86,16 +87,14 @@ class _Call:
     shapes: list[tuple[int, ...]] | None = None  # to be traced with, where those of the tensors are symbols
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
+class _Prepared(NamedTuple):
     """What one layout of one trace needs: where results go, and the kernels that fill them."""
 
     outputs: tuple[Output, ...]
     launches: tuple[Launch, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FuseOptions:
+class FuseOptions(NamedTuple):
     """What :func:`fuse` was told; see there."""
 
     name: str | None = None
@@ -196,6 +195,8 @@ class FusedFunction:
         call.given = (args, kwargs)
         is_plain = not is_looked_into(call.tensors)
         if not is_plain and has_shards(call.tensors):
+            from wideload.sharding import find_sharded_call  # here, as other stages that most calls do without
+
             with no_modes():
                 sharded = self._run(call, functools.partial(find_sharded_call, self, call, out))
             if sharded is not None:
@@ -222,6 +223,8 @@ class FusedFunction:
         >>> scale.foreach([torch.ones(2), torch.ones(3)], 2.0)
         [tensor([2., 2.]), tensor([2., 2., 2.])]
         """
+        from wideload.foreach import call_lists
+
         return call_lists(self, args, kwargs, out)
 
     def _call(self, call: _Call, is_plain: bool | None = None) -> Any:
@@ -701,6 +704,8 @@ class FusedFunction:
         return op
 
     def _operation(self, traced: Traced) -> DifferentiableOp:
+        from wideload.torch_op import DifferentiableOp
+
         return DifferentiableOp(traced.expr, self._options.numerics, fast_math=self._options.fast_math)
 
     def _call_meta(self, call: _Call, _: Any, traced: Traced) -> Any:

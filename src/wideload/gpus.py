@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import csv
 import difflib
+import pkgutil
 import re
-from dataclasses import dataclass
-from importlib import resources
+from typing import NamedTuple
 
 from wideload.errors import DeviceError
 
@@ -38,8 +38,7 @@ _ARCH = re.compile(r"(sm_|compute_)\d+|\d{2,3}|\d+\.\d")
 _KIB = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(NamedTuple):
     """One row of ``gpus.csv``: a GPU as it is sold. ``source`` says where the figures were read."""
 
     name: str
@@ -56,8 +55,7 @@ class Gpu:
         return _arch(self.compute_capability)
 
 
-@dataclass(frozen=True, slots=True)
-class SmLimits:
+class SmLimits(NamedTuple):
     """What one SM holds at once, and the grain in which it hands it out.
 
     Sources: the CUDA Programming Guide's table of compute capabilities, and ``cuda_occupancy.h`` for the granularities.
@@ -81,8 +79,7 @@ class SmLimits:
         return self.shared_bytes - self.shared_reserved_bytes_per_block
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """What to compile for, and the GPU to reckon with where one was named."""
 
     arch: str
@@ -209,7 +206,7 @@ def _did_you_mean(name: str) -> str:
 
 
 def _read_gpus() -> tuple[Gpu, ...]:
-    lines = (resources.files("wideload") / "gpus.csv").read_text(encoding="utf-8").splitlines()
+    lines = (pkgutil.get_data("wideload", "gpus.csv") or b"").decode().splitlines()
     return tuple(
         Gpu(
             name=row["name"],

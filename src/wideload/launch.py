@@ -11,14 +11,16 @@ import math
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from wideload.errors import CompileError, DeviceError
 from wideload.nvrtc import Cubin
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = [
     "DATA_PTR",

@@ -6,9 +6,8 @@ Knows integers and tuples only: no tensors, dtypes or devices. Strides and offse
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from wideload.errors import LayoutError
 
@@ -232,16 +231,14 @@ def _memory_order(shape: Shape, operand_strides: Sequence[Strides]) -> tuple[int
 # The loop nest of a kernel
 
 
-@dataclass(frozen=True, slots=True)
-class Dim:
+class Dim(NamedTuple):
     """One loop: ``size`` steps, each of which moves operand ``i`` by ``strides[i]`` elements."""
 
     size: int
     strides: Strides
 
 
-@dataclass(frozen=True, slots=True)
-class IterSpace:
+class IterSpace(NamedTuple):
     """The loops over all elements, innermost first; none where there is at most one element.
 
     Each of ``dims`` has at least 2 steps, and no two neighbours could be one loop. ``num_elements`` is the product of their

@@ -9,7 +9,7 @@ import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -269,7 +269,7 @@ def plan_lists(members: Sequence[Member | None], shared_slots: Callable[[int], b
 
 def _without_checks(program: Program) -> Program:
     """Range checks tell a 0-dim operand from others, and kernels do not."""
-    return replace(program, scalars=tuple(replace(scalar, checks=()) for scalar in program.scalars))
+    return program._replace(scalars=tuple(scalar._replace(checks=()) for scalar in program.scalars))
 
 
 def _fits_one(accesses: tuple[Access, ...], others: tuple[Access, ...]) -> bool:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,8 +22,7 @@ from wideload.reductions import Reduction
 __all__ = ["Parameter", "Program", "ProgramPosition", "RangeCheck", "Result", "ScalarParameter", "Statement", "Store", "lower_expr"]
 
 
-@dataclass(frozen=True)
-class Store:
+class Store(NamedTuple):
     """Node ``node`` is written to a tensor of ``dtype``; with ``reduction`` one value of all its elements is, a number of ``dtype``.
 
     Of what ``is_summed``, sums of its elements over rows are, unrounded: ``dtype`` is what they are added up in.
@@ -36,8 +34,7 @@ class Store:
     is_summed: bool = False
 
 
-@dataclass(frozen=True)
-class Parameter:
+class Parameter(NamedTuple):
     """A tensor operand that the program reads."""
 
     operand: int
@@ -45,8 +42,7 @@ class Parameter:
     type: ScalarType
 
 
-@dataclass(frozen=True)
-class RangeCheck:
+class RangeCheck(NamedTuple):
     """A runtime scalar enters ``op`` as operand ``position`` in a type that holds ``low`` to ``high``.
 
     Outside, torch wraps in some ops and refuses in others: ask it, with ``samples`` for the other operands.
@@ -62,8 +58,7 @@ class RangeCheck:
 _NUMBER_TYPES = {int: "long long", float: "double", complex: "complex<double>"}
 
 
-@dataclass(frozen=True)
-class ScalarParameter:
+class ScalarParameter(NamedTuple):
     """A runtime scalar: passed as ``long long``, ``double`` or two of them, whatever its use, so that its value never recompiles."""
 
     value: HostValue
@@ -82,8 +77,7 @@ class ScalarParameter:
         return _NUMBER_TYPES[self.kind]
 
 
-@dataclass(frozen=True)
-class ProgramPosition:
+class ProgramPosition(NamedTuple):
     """A number that the kernel works out of where the element lies: a coordinate, or the random integer of ``draw`` counted by it."""
 
     walk: int
@@ -98,8 +92,7 @@ class ProgramPosition:
         return "unsigned long long" if self.draw.bits > 32 else "unsigned"
 
 
-@dataclass(frozen=True)
-class Statement:
+class Statement(NamedTuple):
     """``const ctype name = text;`` and the user's line that it comes from.
 
     ``steady`` is a cheaper text that serves where the parameters ``steady_in`` are the same for all elements of a thread.
@@ -115,8 +108,7 @@ class Statement:
     num_functions: int = 0
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """A stored value: C++ ``text`` of the compute type of ``type``. Of what ``is_reduced`` the largest value of all elements is stored.
 
     Of what ``is_summed``, sums over rows are.
@@ -129,8 +121,7 @@ class Result:
     is_summed: bool = False
 
 
-@dataclass(frozen=True)
-class Program:
+class Program(NamedTuple):
     """What one element costs: the body of the element function.
 
     ``num_functions`` counts those of its statements that are a function of a maths library, three for one in fp64: what the

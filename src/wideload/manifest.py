@@ -21,10 +21,10 @@ from typing import Any
 from wideload.decode import decode, parse_json
 from wideload.errors import CompileError, WideloadError
 from wideload.nvrtc import Cubin, compile_options
-from wideload.store import named_path
+from wideload.store import built_folders
 
 __all__ = [
-    "MANIFEST", "ListedKernel", "Manifest", "Recipe", "built_folders", "describe_missing", "find_built", "kernel_key", "read_manifest",
+    "MANIFEST", "ListedKernel", "Manifest", "Recipe", "describe_missing", "find_built", "kernel_key", "read_manifest",
     "write_built",
 ]  # fmt: skip
 
@@ -105,12 +105,6 @@ def kernel_key(source: str, *, arch: str, name: str, fma: bool = False) -> str:
     """
     inputs = (FORMAT, compile_options(arch=arch, name=name, fma=fma), _COMMENT.sub("", source))
     return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
-
-
-def built_folders() -> tuple[Path, ...]:
-    """Return the folders that ``$WIDELOAD_BUILT_DIR`` names, with ``:`` between them as in ``$PATH``."""
-    named = os.environ.get("WIDELOAD_BUILT_DIR", "")
-    return tuple(named_path(name) for name in named.split(os.pathsep) if name)
 
 
 # ---- reading

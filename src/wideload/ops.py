@@ -14,7 +14,7 @@ from torch import Tensor
 
 from wideload.errors import DeviceError, DtypeError, LayoutError, RangeError
 from wideload.fused import FusedFunction, FuseOptions, fuse
-from wideload.torch_op import is_looked_into
+from wideload.modes import is_looked_into
 from wideload.trace import amax, any_nonfinite, index
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ Knows integers only: no tensors and no storages, so that views of one storage an
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import gcd
-from typing import Literal
+from typing import Literal, NamedTuple
 
 __all__ = ["MAX_SEARCH_STEPS", "Extent", "Relation", "overlaps_itself", "relation"]
 
@@ -19,8 +18,7 @@ MAX_SEARCH_STEPS = 1 << 16
 of a pitched matrix and views as another dtype take a few; a diagonal against a column takes one a row."""
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(NamedTuple):
     """The memory of one operand: elements of ``itemsize`` bytes at ``address_bytes + itemsize * sum(index * stride)``.
 
     ``strides`` count elements and are never negative. An address includes the storage offset (``x.data_ptr()``).

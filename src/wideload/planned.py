@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -17,20 +16,19 @@ from wideload.emit.kernel import emit_kernel
 from wideload.errors import CompileError
 from wideload.execute import kernel_arguments
 from wideload.expr import Expr
-from wideload.manifest import Recipe
 from wideload.nvrtc import Cubin, compile_ptx
 from wideload.plan import KernelPlan
-from wideload.sass import Access, disassemble, main_path
 
 if TYPE_CHECKING:
     from wideload.analyze.explain import BuiltKernel
+    from wideload.manifest import Recipe
     from wideload.measure.relaunch import Relaunch
+    from wideload.sass import Access
 
 __all__ = ["Plan", "PlannedKernel"]
 
 
-@dataclass(frozen=True)
-class PlannedKernel:
+class PlannedKernel(NamedTuple):
     """One kernel of a plan for one architecture; compiled when first looked at."""
 
     plan: KernelPlan
@@ -55,6 +53,7 @@ class PlannedKernel:
     def build(self) -> BuiltKernel:
         """The kernel as far as it can be compiled and disassembled here, for `wideload.analyze.explain`."""
         from wideload.analyze.explain import BuiltKernel
+        from wideload.sass import disassemble
 
         cubin = None
         try:
@@ -92,11 +91,15 @@ class PlannedKernel:
     @property
     def sass(self) -> str:
         """The disassembled cubin."""
+        from wideload.sass import disassemble  # here: most plans are not disassembled
+
         return disassemble(self.compiled.code)
 
     @property
     def main_accesses(self) -> tuple[Access, ...]:
         """The global loads and stores of the path that all blocks take but those at an edge; of all the kernel where it has no edge."""
+        from wideload.sass import main_path
+
         return main_path(self.compiled.code, self.source)
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from wideload.errors import LayoutError
 from wideload.expr import Apply, Cast, Const, Coordinate, Draw, Expr, Joined, Load, Node, Number, Position, Viewed
@@ -20,16 +21,14 @@ from wideload.views import View, ViewStep, apply_views, narrowed
 __all__ = ["PushedExpr", "PushedLoad", "PushedStore", "push_views"]
 
 
-@dataclass(frozen=True)
-class PushedLoad:
+class PushedLoad(NamedTuple):
     """What a ``Load`` of the pushed expression reads: a view of tensor argument ``operand``, in elements from its first."""
 
     operand: int
     view: View
 
 
-@dataclass(frozen=True)
-class PushedStore:
+class PushedStore(NamedTuple):
     """Node ``node`` of the pushed expression is ``view`` of output ``output``, in elements from its first."""
 
     node: int
@@ -37,8 +36,7 @@ class PushedStore:
     view: View
 
 
-@dataclass(frozen=True)
-class PushedExpr:
+class PushedExpr(NamedTuple):
     """``expr`` without views: a ``Load`` of its operand ``n`` reads ``loads[n]``.
 
     The number of a ``Position`` of walk ``n`` is that of the element that ``walks[n]`` would read of a tensor of 0, 1, 2, ...
@@ -117,7 +115,7 @@ class _Pusher:
             if not cuts:
                 found.append((whole, steps))
             for cut in reversed(cuts):
-                step = replace(cut, args=(cut.args[0] + len(view.shape), *cut.args[1:]))
+                step = cut._replace(args=(cut.args[0] + len(view.shape), *cut.args[1:]))
                 pending.insert(0, ((*steps, step), apply_views((step,), view)))
         return found
 
@@ -271,7 +269,7 @@ class _Pusher:
     def _position(self, draw: Draw | None, view: View, rank: int) -> int:
         # strides of size 1 never count, and would tell equal walks apart
         strides = tuple(stride if size > 1 else 0 for size, stride in zip(view.shape, view.strides, strict=True))
-        walk = self.walks.setdefault(replace(view, strides=strides), len(self.walks))
+        walk = self.walks.setdefault(view._replace(strides=strides), len(self.walks))
         return self._add(Position(walk, rank, draw))
 
     def _load(self, node: Load, view: View, rank: int) -> int:

@@ -7,7 +7,7 @@ functions. Plain integers: no tensors.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -28,8 +28,7 @@ from wideload.views import View, ViewStep, apply_views
 __all__ = ["NodeLayout", "replay_layout"]
 
 
-@dataclass(frozen=True)
-class NodeLayout:
+class NodeLayout(NamedTuple):
     """Shape and strides, in elements."""
 
     shape: tuple[int, ...]

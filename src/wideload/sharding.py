@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -29,16 +28,10 @@ from wideload.trace import TensorResult, Traced
 if TYPE_CHECKING:
     from wideload.fused import FusedFunction
 
-__all__ = ["ShardedCall", "Sharding", "find_sharded_call", "find_sharding", "has_shards", "is_linear"]
+__all__ = ["ShardedCall", "Sharding", "find_sharded_call", "find_sharding", "is_linear"]
 
 Placements = tuple[Any, ...]
 """How a tensor lies on a mesh: a ``torch.distributed.tensor.Placement`` for each dim of the mesh."""
-
-
-def has_shards(tensors: Sequence[Any]) -> bool:
-    """Whether one is a ``DTensor``, whose module takes a second to import."""
-    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
-    return kind is not None and any(isinstance(tensor, kind) for tensor in tensors)
 
 
 # ---- the rule

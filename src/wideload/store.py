@@ -14,14 +14,14 @@ import stat
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 __all__ = [
     "DIGEST_BYTES",
     "Entry",
     "FolderState",
+    "built_folders",
     "cache_folder",
     "clear_entries",
     "inspect_folder",
@@ -51,8 +51,7 @@ _headroom: dict[Path, int] = {}
 _has_warned = False
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One file: ``used_at`` is when it was last written or read, in seconds since the epoch."""
 
     key: str
@@ -61,8 +60,7 @@ class Entry:
     used_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class FolderState:
+class FolderState(NamedTuple):
     """The cache folder as it is found; ``fault`` says why nothing is read or written there, and is None where it is used.
 
     ``owner`` is that of the folder or, before it is made, of the one that it will be made in. The entry used last comes first.
@@ -91,6 +89,12 @@ def cache_folder() -> Path | None:
     # The XDG Base Directory Specification has relative paths ignored.
     candidates = (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache"))
     return next((Path(base, "wideload") for base in candidates if os.path.isabs(base)), None)
+
+
+def built_folders() -> tuple[Path, ...]:
+    """Return the folders that ``$WIDELOAD_BUILT_DIR`` names, with ``:`` between them as in ``$PATH``."""
+    named = os.environ.get("WIDELOAD_BUILT_DIR", "")
+    return tuple(named_path(name) for name in named.split(os.pathsep) if name)
 
 
 def named_path(text: str) -> Path:
@@ -246,7 +250,7 @@ def _sweep(tmp: Path) -> None:
     import fcntl
 
     with contextlib.suppress(FileNotFoundError):
-        for path in tmp.glob(f"*{_UNFINISHED}"):
+        for path in [tmp / name for name in os.listdir(tmp) if name.endswith(_UNFINISHED)]:
             # NFS locks exclusively only what is open for writing.
             with contextlib.suppress(OSError), path.open("r+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

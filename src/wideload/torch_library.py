@@ -12,7 +12,6 @@ last argument, ``call``, spelt in Python: ``(_0, _1, 'tanh')``.
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
 import hashlib
 import itertools
@@ -20,9 +19,9 @@ import re
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
@@ -30,6 +29,7 @@ from wideload.errors import GradError, TraceError
 from wideload.execute import node_dtype
 from wideload.expr import is_view_of_operand
 from wideload.layout import like_strides
+from wideload.modes import no_modes
 from wideload.random import draw_seed
 from wideload.remembered import remember
 from wideload.replay import NodeLayout
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from wideload.torch_op import DifferentiableOp
 
 __all__ = [
-    "NAMESPACE", "SAMPLES", "SEED", "base_of", "bind_symbolic", "find_function", "find_saved", "no_modes", "note_function", "registered",
+    "NAMESPACE", "SAMPLES", "SEED", "base_of", "bind_symbolic", "find_function", "find_saved", "note_function", "registered",
     "respell_call", "spell_call",
 ]  # fmt: skip
 
@@ -179,17 +179,6 @@ def _hint(size: Any) -> int:
     return int(size.node.hint) if size.node.has_hint() else _UNKNOWN_SIZE
 
 
-@contextlib.contextmanager
-def no_modes() -> Iterator[None]:
-    """A trace asks torch for dtypes, on small tensors: no mode looks on, of dispatch or of functions (export's notes ``no_grad``)."""
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    with _disable_current_modes(), contextlib.ExitStack() as stack:
-        for _ in range(torch._C._len_torch_function_stack()):
-            stack.callback(torch._C._push_on_torch_function_stack, torch._C._pop_torch_function_stack())
-        yield
-
-
 # ---- names
 
 
@@ -281,8 +270,7 @@ _MOST_TAKEN = 64
 """Calls that an operator knows how to take apart: layers of one shape are one, numbers that change at every step as many as there are."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Taken:
+class _Taken(NamedTuple):
     """How a call was taken apart: into which operation, of which operands in which order, and its numbers. ``defaults``: the function's."""
 
     op: DifferentiableOp
@@ -448,8 +436,7 @@ class _Operator:
         return tuple(given)
 
 
-@dataclass(frozen=True)
-class _Backward:
+class _Backward(NamedTuple):
     """The operator of the gradients that ``forward`` has where those of its results ``present`` arrive.
 
     Its ``kinds`` have an ``m`` for a tensor of which only sizes, strides and dtype are known.
@@ -517,8 +504,7 @@ class _Backward:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Unread:
+class _Unread(NamedTuple):
     """What is known of a tensor whose values no gradient reads."""
 
     shape: Sequence[int]

@@ -10,7 +10,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -21,7 +21,6 @@ from wideload.expr import Expr, Load, Numerics, is_view_of_operand
 from wideload.grad import Gradient, InputGradient, RowSum, Term, connected_nodes, derive_gradient, missing_rules
 from wideload.launch import has_kernels
 from wideload.layout import Strides, contiguous_strides, like_strides
-from wideload.manifest import Recipe
 from wideload.plan import KernelPlan, Tuning
 from wideload.random import draw_seed
 from wideload.reference import evaluate_expr
@@ -30,22 +29,13 @@ from wideload.replay import NodeLayout, replay_layout
 from wideload.shortcut import Likeness, find_likeness
 from wideload.steps import runner_of
 
-__all__ = ["DifferentiableOp", "is_looked_into"]
+if TYPE_CHECKING:
+    from wideload.manifest import Recipe
+
+__all__ = ["DifferentiableOp"]
 
 _MOST_IN_SUBSETS = 3
 """Results up to which each subset of them is looked at for the inputs that its gradients read; of more, all inputs are saved."""
-
-_PLAIN_DISPATCH = torch.Tensor.__torch_dispatch__
-
-
-def is_looked_into(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether ``torch.func``, forward-mode differentiation, a dispatch mode or a tensor subclass is at work, which see no kernel."""
-    return (
-        torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.autograd.forward_ad._current_level >= 0
-        or any(type(tensor).__torch_dispatch__ is not _PLAIN_DISPATCH for tensor in tensors)
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,7 +386,7 @@ class DifferentiableOp:
                 parts.append(new_sums(self.expr, layouts, node, of.shape))
                 continue
             output = new_output(self.expr, layouts, node)
-            outputs.append(output if strides is None else replace(output, layout=NodeLayout(output.layout.shape, strides)))
+            outputs.append(output if strides is None else output._replace(layout=NodeLayout(output.layout.shape, strides)))
         return (*outputs, *parts)
 
     def _plans(

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -96,8 +96,7 @@ class HostResult:
     value: HostValue
 
 
-@dataclass(frozen=True)
-class Traced:
+class Traced(NamedTuple):
     """An expression and the structure of the results, with a ``TensorResult``, a ``HostResult`` or a constant at each leaf.
 
     ``reads_sizes``: the function read a size, so that the expression holds for these shapes only.

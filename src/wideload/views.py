@@ -8,11 +8,10 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 from wideload.errors import LayoutError, TraceError
 from wideload.layout import Shape, Strides, contiguous_strides
@@ -20,8 +19,7 @@ from wideload.layout import Shape, Strides, contiguous_strides
 __all__ = ["VIEW_NAMES", "RecordedViews", "View", "ViewStep", "apply_view", "apply_views", "narrowed", "record_index", "record_view"]
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """Where a tensor's elements lie in its storage; strides and offset count elements."""
 
     shape: Shape
@@ -29,8 +27,7 @@ class View:
     offset: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ViewStep:
+class ViewStep(NamedTuple):
     """One view of a tensor of known rank. Dims count from the first; sizes and indices are as the user wrote them, for any shape."""
 
     name: str
@@ -40,8 +37,7 @@ class ViewStep:
         return f"{self.name}({', '.join(map(repr, self.args))})"
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedViews:
+class RecordedViews(NamedTuple):
     """What one call makes: a step for each view.
 
     ``is_tuple``: torch returns a tuple of them, even of one. ``depends_on_shape``: for another shape of this rank the call may
@@ -349,7 +345,7 @@ def narrowed(view: View, dim: int, start: int, length: int) -> View:
     """
     if not 0 <= start <= start + length <= view.shape[dim]:
         raise LayoutError(f"{length} indices from {start} on do not lie in a dim of size {view.shape[dim]}")
-    return replace(view, shape=_replaced(view.shape, dim, length), offset=view.offset + start * view.strides[dim])
+    return view._replace(shape=_replaced(view.shape, dim, length), offset=view.offset + start * view.strides[dim])
 
 
 def _replaced(values: tuple[int, ...], dim: int, *by: int) -> tuple[int, ...]:
@@ -400,7 +396,7 @@ def _slice(view: View, dim: int, start: int, stop: int | None, step: int) -> Vie
     first, end, _ = slice(start, stop).indices(view.shape[dim])
     view = narrowed(view, dim, first, max(end - first, 0))
     shape = _replaced(view.shape, dim, _ceil_div(view.shape[dim], step))
-    return replace(view, shape=shape, strides=_replaced(view.strides, dim, view.strides[dim] * step))
+    return view._replace(shape=shape, strides=_replaced(view.strides, dim, view.strides[dim] * step))
 
 
 def _select(view: View, dim: int, index: int) -> View:
@@ -411,12 +407,12 @@ def _select(view: View, dim: int, index: int) -> View:
 
 
 def _permute(view: View, *dims: int) -> View:
-    return replace(view, shape=tuple(view.shape[dim] for dim in dims), strides=tuple(view.strides[dim] for dim in dims))
+    return view._replace(shape=tuple(view.shape[dim] for dim in dims), strides=tuple(view.strides[dim] for dim in dims))
 
 
 def _unsqueeze(view: View, dim: int) -> View:
     stride = view.shape[dim] * view.strides[dim] if dim < len(view.shape) else 1
-    return replace(view, shape=(*view.shape[:dim], 1, *view.shape[dim:]), strides=(*view.strides[:dim], stride, *view.strides[dim:]))
+    return view._replace(shape=(*view.shape[:dim], 1, *view.shape[dim:]), strides=(*view.strides[:dim], stride, *view.strides[dim:]))
 
 
 def _squeeze(view: View, *dims: int) -> View:
@@ -442,12 +438,12 @@ def _expand(view: View, *sizes: int) -> View:
                 )
             stride = 0
         shape, strides = (wanted, *shape), (stride, *strides)
-    return replace(view, shape=shape, strides=strides)
+    return view._replace(shape=shape, strides=strides)
 
 
 def _reshape(view: View, *sizes: int) -> View:
     shape = _inferred(prod(view.shape), sizes)
-    return replace(view, shape=shape, strides=_reshaped_strides(view, shape))
+    return view._replace(shape=shape, strides=_reshaped_strides(view, shape))
 
 
 def _flatten(view: View, start: int, end: int) -> View:
@@ -520,9 +516,9 @@ def _unfold(view: View, dim: int, size: int, step: int) -> View:
     if not 0 <= size <= whole or step < 1:
         raise LayoutError(f"windows of size {size}, step {step}: a size of 0 to {whole} and a step of at least 1 are allowed")
     if not view.shape:
-        return replace(view, shape=(size,), strides=(stride,))
+        return view._replace(shape=(size,), strides=(stride,))
     shape = _replaced(view.shape, dim, (whole - size) // step + 1)
-    return replace(view, shape=(*shape, size), strides=(*_replaced(view.strides, dim, stride * step), stride))
+    return view._replace(shape=(*shape, size), strides=(*_replaced(view.strides, dim, stride * step), stride))
 
 
 _APPLIERS: dict[str, Callable[..., View]] = {

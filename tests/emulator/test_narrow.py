@@ -6,7 +6,6 @@ import functools
 import itertools
 import math
 import re
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -255,7 +254,7 @@ def test_a_limit_that_the_type_keeps_itself_is_left_to_it(dtype: torch.dtype, sa
 
     It does where torch's cast to e4m3 ``saturates``, and where it gives NaN.
     """
-    monkeypatch.setitem(DTYPES, torch.float8_e4m3fn, replace(DTYPES[torch.float8_e4m3fn], storage=f"e4m3fn<{saturates}>"))
+    monkeypatch.setitem(DTYPES, torch.float8_e4m3fn, DTYPES[torch.float8_e4m3fn]._replace(storage=f"e4m3fn<{saturates}>"))
     top = torch.finfo(dtype).max
     limited = wl.fuse(lambda x: x.clamp(-top, top).to(dtype), name=f"limited_{saturates}")
     x = torch.tensor(

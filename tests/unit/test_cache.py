@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -145,6 +144,25 @@ def test_the_next_process_reads_what_this_one_compiled(monkeypatch: pytest.Monke
     assert num_compilations() == 0
 
 
+def test_a_call_is_spelt_only_where_nothing_compiles_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[None] = []
+    kernels = [(SCALE, "sm_90", "scale")]
+    monkeypatch.setattr(cache, "compile_cubin", Compiler())
+    for _ in range(2):  # compiled, then read
+        find_cubins(kernels, lambda: asked.append(None))
+        forget()
+    assert not asked
+
+    def refuse(*_: object, **__: object) -> Cubin:
+        raise CompileError("NVRTC could not be loaded")
+
+    monkeypatch.setattr(cache, "compile_cubin", refuse)
+    monkeypatch.setattr(cache, "has_nvrtc", lambda: False)
+    with pytest.raises(CompileError, match="NVRTC could not be loaded"):
+        find_cubins([(SCALE + " ", "sm_90", "scale")], lambda: asked.append(None))
+    assert len(asked) == 1
+
+
 def test_every_figure_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = Compiler()
     monkeypatch.setattr(cache, "compile_cubin", compiler)
@@ -230,7 +248,7 @@ def test_an_entry_says_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     unfit = b'{"name": 5, "arch": null, "registers": "x", "compiler": []}'
     for content in (b"", b"short", bytes(5000), b"\n" + b"[" * 3900 + bytes(32), b"\n" + unfit + bytes(32)):
         entry.path.write_bytes(content)
-        assert read_stored(dataclasses.replace(entry, nbytes=len(content))) is None
+        assert read_stored(entry._replace(nbytes=len(content))) is None
     entry.path.unlink()
     assert read_stored(entry) is None
 

@@ -22,9 +22,18 @@ LATER += (
     "torch._dynamo",
     "torch._inductor",
 )
-"""The CLI and the measuring half, CUDA's Python, and what is slow to import; torch itself may bring some of these."""
+LATER += tuple(
+    f"wideload.{stage}"
+    for stage in (
+        *("build", "callables", "derivatives", "foreach", "grad", "lists", "manifest", "nn", "ops", "optim", "patched", "prototype"),
+        *("raw_kernel", "report", "sass", "sharding", "torch_op", "tune", "warmed"),
+    )
+)
+"""The CLI and the measuring half, CUDA's Python, what is slow to import, and the stages that the call of a function of one's own does
+without; torch itself may bring some of the others."""
 
-KEPT = ("wideload", "wideload.fused", "wideload.ops", "wideload.cache")
+KEPT = ("wideload", "wideload.fused", "wideload.execute", "wideload.cache")
+"""The import brings what every first call needs: that would be no faster for an import that leaves it to the call."""
 
 
 def modules_after(statement: str) -> set[str]:
@@ -58,6 +67,20 @@ def test_the_measuring_half_is_imported_when_it_is_used() -> None:
     imports = "import wideload.measure.roofline, wideload.measure.compare; from wideload import bench, compare, roofline"
     checks = f"assert all(callable(getattr(wideload, name)) for name in {names}) and all(map(callable, (bench, compare, roofline)))"
     assert "wideload.measure.bench" in modules_after(f"{imports}; {checks}")
+
+
+def test_a_function_and_a_module_of_one_name_are_not_mistaken() -> None:
+    """Whatever is imported first: the import of a module puts it in the place of a name of its package."""
+    imports = "import wideload.patched, wideload.warmed, wideload.raw_kernel, wideload.callables"
+    checks = "assert all(callable(getattr(wideload, name)) for name in ('patch', 'warmup', 'raw', 'explain'))"
+    assert "wideload.ops" in modules_after(f"{imports}; {checks}; wideload.ops.swiglu")
+
+
+def test_the_first_call_imports_nothing_but_what_plans_tell() -> None:
+    """On the CPU and to plan a kernel: of the package, only what spells the call for a build."""
+    call = "import wideload as wl; f = wl.fuse(lambda x: x + 1); before.update(sys.modules); f(torch.ones(2)); "
+    call += "f.plan(torch.empty(64, device='meta'), target='h200').source"
+    assert {name for name in modules_after(call) if name.startswith("wideload")} == {"wideload.build", "wideload.manifest"}
 
 
 def test_every_public_name_is_there_and_no_other() -> None:

@@ -16,8 +16,9 @@ import pytest
 import wideload
 from wideload import manifest
 from wideload.errors import CompileError
-from wideload.manifest import MANIFEST, Recipe, built_folders, describe_missing, find_built, kernel_key, read_manifest, write_built
+from wideload.manifest import MANIFEST, Recipe, describe_missing, find_built, kernel_key, read_manifest, write_built
 from wideload.nvrtc import Cubin
+from wideload.store import built_folders
 
 SOURCE = 'extern "C" __global__ void scale(float* x)\n{\n    // return x * 3\n    x[threadIdx.x] *= 3;\n}\n'
 RECIPE = Recipe("my.py:scale", ("f32[8, 64]",))

@@ -16,7 +16,6 @@ import torch
 
 import wideload as wl
 from wideload import foreach as foreach_module
-from wideload import fused as fused_module
 from wideload import optim as optim_module
 from wideload.foreach import find_listed
 from wideload.lists import split_lists
@@ -618,7 +617,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts.append(len(call.listed.plans or ()) + len(call.listed.others))
         return out
 
-    monkeypatch.setattr(fused_module, "call_lists", count)
+    monkeypatch.setattr(foreach_module, "call_lists", count)
     return counts
 
 

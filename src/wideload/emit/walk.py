@@ -6,7 +6,7 @@ Where a row starts and which column a thread is at, each of them says itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from wideload.lower import Parameter, Program
 from wideload.plan import Access, Variant
@@ -14,8 +14,7 @@ from wideload.plan import Access, Variant
 __all__ = ["WalkedLoad", "store_functions", "walk_sizes", "walked_loads", "whole_loads", "whole_words"]
 
 
-@dataclass(frozen=True)
-class WalkedLoad:
+class WalkedLoad(NamedTuple):
     """An operand that is read along the rows, every ``step``-th element; its aligned words begin ``first`` elements before its own.
 
     ``function`` makes a whole access.

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from wideload.dtypes import ScalarType
 from wideload.layout import INT31_MAX, IterSpace, magic_divisor
@@ -47,8 +46,7 @@ STARTING_BYTES = 6 << 10
 which its memory moves 5.3 kB. Of 2^27 bf16 silu, 4 KiB a block, takes 162 us with and 128 us without; an addition, 6 KiB, 188 us."""
 
 
-@dataclass(frozen=True)
-class Reason:
+class Reason(NamedTuple):
     """One choice of the planner and why it was made."""
 
     choice: str
@@ -56,8 +54,7 @@ class Reason:
     why: str
 
 
-@dataclass(frozen=True)
-class Walk:
+class Walk(NamedTuple):
     """How an operand walks the iteration space: its stride along each dim in elements, innermost first."""
 
     name: str
@@ -89,8 +86,7 @@ class Walk:
         return (self.phase(elements), *(stride % elements for stride in self.strides[1:]))
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """A family and what it needs.
 
     ``num_covered`` is how many elements the grid covers; ``order`` are the space's dims as the kernel nests them, where not as they are.

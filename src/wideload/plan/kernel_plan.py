@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -30,8 +29,7 @@ from wideload.views import View
 __all__ = ["KernelPlan", "Operand", "Target", "Total", "plan_kernels", "walked_targets"]
 
 
-@dataclass(frozen=True)
-class Operand:
+class Operand(NamedTuple):
     """A view of tensor argument ``tensor``, ``offset_bytes`` behind its first element, as the planner sees it.
 
     ``phase_bytes`` is the view's address modulo ``ACCESS_BYTES``; ``on_host`` marks a 0-dim CPU tensor beside tensors of another device,
@@ -46,8 +44,7 @@ class Operand:
     on_host: bool = False
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """A view of output ``output``, ``offset_bytes`` behind its first element, that receives node ``node``.
 
     With ``reduction`` the output is one value of all elements of the node, of which ``layout`` is a part in eager's strides. With
@@ -66,8 +63,7 @@ class Target:
     is_total: bool = False
 
 
-@dataclass(frozen=True)
-class Total:
+class Total(NamedTuple):
     """Output ``output``, of ``dtype``: the sum of the rows of output ``parts``, which have ``shape`` and ``parts_dtype``."""
 
     output: int
@@ -77,8 +73,7 @@ class Total:
     shape: tuple[int, int]
 
 
-@dataclass(frozen=True)
-class KernelPlan:
+class KernelPlan(NamedTuple):
     """One launch.
 
     ``sources`` and ``targets`` are (tensor, bytes behind its first element) of the parameters and of the results, which walk
@@ -131,10 +126,10 @@ def plan_kernels(
         program = lower_expr(expr, stores, numerics=numerics, fast_math=fast_math)
         if 0 not in shape:
             plan = _plan_kernel(program, operands, chosen, shape, walks, tuning)
-            plans.append(replace(plan, seed=seed) if program.has_draws else plan)
+            plans.append(plan._replace(seed=seed) if program.has_draws else plan)
     plans += [_plan_total(f"{expr.name}_total", total, tuning) for total in totals]
     if len(plans) > 1:
-        plans = [replace(plan, variant=replace(plan.variant, is_one_of_several=True)) for plan in plans]
+        plans = [plan._replace(variant=plan.variant._replace(is_one_of_several=True)) for plan in plans]
     return tuple(plans)
 
 
@@ -146,7 +141,7 @@ def _plan_total(name: str, total: Total, tuning: Tuning) -> KernelPlan:
     target = Target(0, total.dtype, layout, 0, total.output, num_columns=total.shape[1], is_total=True)
     plan = _plan_kernel(program, [operand], [target], total.shape, (), tuning)
     reason = Reason("order", "waits first", "what is read is written by the kernel before, which need not have ended when this one starts")
-    return replace(plan, variant=replace(plan.variant, reads_results=True), reasons=(*plan.reasons, reason))
+    return plan._replace(variant=plan.variant._replace(reads_results=True), reasons=(*plan.reasons, reason))
 
 
 _KEEPING = ("strips", "rows", "pitched")
@@ -288,7 +283,7 @@ def walked_targets(targets: Sequence[Target], inputs: Sequence[Operand]) -> list
     if beat is None:
         layout = NodeLayout(targets[0].layout.shape, like_strides(targets[0].layout.shape, targets[0].layout.strides))
         dtype = max((load.dtype for load in inputs), key=lambda dtype: dtype.itemsize, default=targets[0].dtype)
-        beat = replace(targets[0], dtype=dtype, layout=layout, phase_bytes=0)
+        beat = targets[0]._replace(dtype=dtype, layout=layout, phase_bytes=0)
     return [target if _is_stored(target) else beat for target in targets]
 
 

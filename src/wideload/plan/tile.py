@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 from wideload.gpus import SECTOR_BYTES
 from wideload.layout import Dim, IterSpace
@@ -62,7 +61,7 @@ def choose_tile(space: IterSpace, walks: Sequence[Walk], num_inputs: int, tuning
         return None
     order = [0, across, *(d for d in range(1, len(space.dims)) if d != across)]
     dims = [space.dims[d] for d in order]
-    walks = [replace(walk, strides=tuple(walk.strides[d] for d in order)) for walk in walks]
+    walks = [walk._replace(strides=tuple(walk.strides[d] for d in order)) for walk in walks]
     inputs, outputs = walks[:num_inputs], walks[num_inputs:]
     beat = outputs[0].beat(width)
     loads = tuple(_tile_access(walk, beat, width) for walk in inputs)
@@ -74,7 +73,7 @@ def choose_tile(space: IterSpace, walks: Sequence[Walk], num_inputs: int, tuning
     if any(stride % width for stride in outputs[0].strides[1:]):
         # Lines that begin at sectors, not at any 16 bytes, write none in two parts. On an H200, of the wall: bf16 0.913 against 0.859,
         # fp32 0.916 against 0.867, fp64 0.933 against 0.897; at 64 bytes bf16 0.907.
-        tile = replace(tile, halo=max(width, SECTOR_BYTES // outputs[0].type.itemsize))
+        tile = tile._replace(halo=max(width, SECTOR_BYTES // outputs[0].type.itemsize))
     if (tile.ring or tile.halo) and share_of_block(nbytes) < LEAST_UNALIGNED_BYTES:
         return None
     if sum(turned_bytes) * (tile.columns + tile.halo) * (tile.ring or tile.lines) + shared_bytes > STATIC_SHARED_BYTES:
@@ -200,4 +199,4 @@ def _in_rings(tile: Tile, least_bytes: int, tile_threads: int) -> Tile:
         ring, lines = 2 * ring, ring
     across = tile.columns // tile.width // TILE_ACROSS
     accesses = next(n for n in range(lines // at_once * across, 0, -across) if n % -(-n // most_warps) == 0)
-    return replace(tile, lines=accesses // across * at_once, depth=1, ring=ring)
+    return tile._replace(lines=accesses // across * at_once, depth=1, ring=ring)

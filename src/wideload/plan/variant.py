@@ -5,8 +5,7 @@ Knows neither how a variant is chosen nor what the text looks like.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 __all__ = [
     "ACCESS_BYTES",
@@ -82,8 +81,7 @@ output's is; one element a row; one element for all; through its strides; throug
 sum of each column a block."""
 
 
-@dataclass(frozen=True)
-class Pace:
+class Pace(NamedTuple):
     """How a position of the program changes from one element of a thread to the next: by one, not at all, or by a run-time stride.
 
     ``bits`` are those in which every position fits, and which the kernel works it out in.
@@ -93,8 +91,7 @@ class Pace:
     bits: Literal[32, 64]
 
 
-@dataclass(frozen=True)
-class Tile:
+class Tile(NamedTuple):
     """The part of the iteration space that a block of a ``tile`` kernel computes.
 
     ``columns`` lie along the outputs' fast dim, ``lines`` along that of the operands that are turned. A thread computes ``width``
@@ -111,8 +108,7 @@ class Tile:
     ring: int = 0
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """What a ``foreach`` kernel gets by value: of each operand and number an entry for each of ``capacity`` tensors, or one for all.
 
     ``shared_loads`` and ``shared_scalars`` say which of the program's have one for all, ``in_place`` of each result which load's entry it
@@ -126,24 +122,21 @@ class Table:
     in_place: tuple[int | None, ...]
 
 
-@dataclass(frozen=True)
-class Strip:
+class Strip(NamedTuple):
     """The neighbouring rows along outer dim ``dim`` whose elements in the same columns a thread of a ``strips`` kernel computes."""
 
     dim: int
     rows: int
 
 
-@dataclass(frozen=True)
-class Columns:
+class Columns(NamedTuple):
     """Of a ``columns`` kernel: the accesses of a row that a block takes, and the rows that a thread has loads of in flight."""
 
     across: int
     rows: int
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(NamedTuple):
     """What a kernel's text depends on besides its program.
 
     ``loads`` go with the program's parameters, ``stores`` with its results, ``paces`` with its positions; ``elements`` is how many a

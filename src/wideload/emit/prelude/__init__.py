@@ -6,8 +6,8 @@ Text in, text out: knows how blocks depend on one another, never what they compu
 from __future__ import annotations
 
 import functools
+import pkgutil
 import re
-from importlib import resources
 
 __all__ = ["select_prelude"]
 
@@ -27,22 +27,24 @@ _FILES = (
 _COMMENT = re.compile(r"//[^\n]*")
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _DEFINED = re.compile(
-    r"^(?:template <[^\n]*?> )?struct (?:alignas\([^{]*?\) )?(\w+)"  # a struct or a class template
-    r"|^(?:template <[^\n]*?> )?(?:DEVICE|FUNCTION)[^(\n]*?\b(\w+)\("  # a function, all its overloads in one block
-    r"|^#define (\w+)",
-    re.MULTILINE,
+    r"(?:template <.*?> )?struct (?:alignas\([^{]*?\) )?(\w+)"  # a struct or a class template
+    r"|(?:template <.*?> )?(?:DEVICE|FUNCTION)[^(]*\b(\w+)\("  # a function, all its overloads in one block
+    r"|#define (\w+)"
 )
+_OPENINGS = ("template", "struct", "DEVICE", "FUNCTION", "#define")
+"""Of lines that may define something: each first call in a process searches all texts."""
 
 
 @functools.cache
 def _blocks() -> tuple[list[str], dict[str, list[int]]]:
     """The blocks' texts in file order, and by name the numbers of those that define it."""
-    texts = [resources.files(__package__).joinpath(file).read_text().strip() for file in _FILES]
+    texts = [(pkgutil.get_data(__name__, file) or b"").decode().strip() for file in _FILES]
     blocks = [block for text in texts for block in text.split("\n\n")]
     defining: dict[str, list[int]] = {}
     for number, block in enumerate(blocks):
-        for match in _DEFINED.finditer(block):
-            defining.setdefault(match[match.lastindex or 0], []).append(number)
+        for line in block.split("\n"):
+            if line.startswith(_OPENINGS) and (match := _DEFINED.match(line)):
+                defining.setdefault(match[match.lastindex or 0], []).append(number)
     return blocks, defining
 
 

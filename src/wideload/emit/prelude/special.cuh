@@ -270,12 +270,16 @@ FUNCTION double zeta(double s, double q)
 }
 DEVICE float zeta(float s, float q) { return (float)zeta((double)s, (double)q); }
 
+// Of x >= 0: that it is compared leaves tgamma's half for negative numbers, a reflection by sin and pow, out of
+// the kernel: NVRTC takes 30 ms less.
+DEVICE double gamma_of_positive(double x) { return x >= 0 ? tgamma(x) : not_a_number(); }
+
 FUNCTION double polygamma(double x, double n)
 {
     if (n == 0) return digamma(x);
     if (n == 1 && x == -infinity()) return not_a_number();  // as torch's own function of the first degree
     if (n == 1 && isinf(x) && x > 0) return 0;
-    return (fmod(n, 2) == 0 ? -1 : 1) * tgamma(n + 1) * zeta(n + 1, x);
+    return (fmod(n, 2) == 0 ? -1 : 1) * gamma_of_positive(n + 1) * zeta(n + 1, x);
 }
 DEVICE float polygamma(float x, float n) { return (float)polygamma((double)x, (double)n); }
 
@@ -301,16 +305,22 @@ DEVICE double minus_log1p(double x)
     return x * x * sum;
 }
 
+// exp and log where they stand in several places: inlined in each, NVRTC took 1.15 times as long for the incomplete gamma functions.
+FUNCTION double called_exp(double x) { return exp(x); }
+
+FUNCTION double called_log(double x) { return log(x); }
+
 // x^a exp(-x) / Gamma(1 + a), by Stirling's series from 10 on. In two places of one function: inlined, NVRTC took 1.4 times as long.
 FUNCTION double gamma_prefactor(double a, double x)
 {
-    if (a < 10) return (x < 700 ? pow(x, a) * exp(-x) : exp(a * log(x) - x)) / tgamma(a + 1);
+    if (a < 10) return (x < 700 ? pow(x, a) * called_exp(-x) : called_exp(a * called_log(x) - x)) / gamma_of_positive(a + 1);
     constexpr double stirling[] = {
         -0.0019175269175269176, 0.0008417508417508417, -0.0005952380952380953, 0.0007936507936507937, -0.002777777777777778,
         0.08333333333333333
     };
     const double m = (x - a) / a, w = 1 / (a * a);
-    return exp(-a * (fabs(m) <= 0.25 ? minus_log1p(m) : m - log(x / a)) - polynomial(stirling, w) / a) / sqrt(6.2831853071795865 * a);
+    const double exponent = -a * (fabs(m) <= 0.25 ? minus_log1p(m) : m - called_log(x / a)) - polynomial(stirling, w) / a;
+    return called_exp(exponent) / sqrt(6.2831853071795865 * a);
 }
 
 // The regularised incomplete gamma functions, P and Q = 1 - P: for large a near x Temme's expansion (DLMF 8.12), else the series of P,
@@ -337,17 +347,17 @@ FUNCTION double incomplete_gamma(double a, double x, bool upper)
         };
         const double m = (x - a) / a, phi = minus_log1p(m), eta = copysign(sqrt(2 * phi), m), side = upper ? 1 : -1;
         const double rest = polynomial(c0, eta) + (polynomial(c1, eta) + polynomial(c2, eta) / a) / a;
-        return 0.5 * erfc(side * eta * sqrt(a / 2)) + side * exp(-a * phi) * rest / sqrt(6.2831853071795865 * a);
+        return 0.5 * erfc(side * eta * sqrt(a / 2)) + side * called_exp(-a * phi) * rest / sqrt(6.2831853071795865 * a);
     }
     if (a < 1 && x < 1.1 && upper) {
-        const double log_power = a * (log(x) - log_gamma_1p_over(a));
+        const double log_power = a * (called_log(x) - log_gamma_1p_over(a));
         double term = 1, sum = 0;
 #pragma unroll 1
         for (int n = 1; n < 30; ++n) {
             term *= -x / n;
             sum += term / (a + n);
         }
-        return -expm1(log_power) - a * exp(log_power) * sum;
+        return -expm1(log_power) - a * called_exp(log_power) * sum;
     }
     if (x < (a < 1 ? 1.1 : a + 1)) {
         double term = 1, sum = 1;

@@ -10,7 +10,6 @@ import functools
 import importlib.util
 import math
 import pickle
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import wideload as wl
+from wideload import patched as patching
 
-patching = sys.modules["wideload.patch"]  # `wl.patch` is the function
 f32, bf16 = torch.float32, torch.bfloat16
 
 WIDTH, HIDDEN, HEADS = 16, 24, 2

@@ -185,7 +185,7 @@ def test_without_a_target_it_is_the_gpu_that_is_here(monkeypatch: pytest.MonkeyP
     assert isinstance(wl.warmup([(gate, (meta(8), meta(8)))]).errors["0: gate"], wl.DeviceError)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 9))
-    monkeypatch.setattr(importlib.import_module("wideload.warmup"), "tuning_of", lambda device: built_in_tuning("sm_89"))
+    monkeypatch.setattr(importlib.import_module("wideload.warmed"), "tuning_of", lambda device: built_in_tuning("sm_89"))
     assert [kernel.arch for kernel in wl.warmup([(gate, (meta(8), meta(8)))]).kernels] == ["sm_89"]
 
 
