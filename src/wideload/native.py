@@ -162,6 +162,8 @@ def _refusal() -> str | None:
     """Why there is to be no module here."""
     if os.environ.get("WIDELOAD_CC") == "0":
         return "WIDELOAD_CC=0 turns it off"
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return "it is made for Pythons with a global interpreter lock"
     return None if sys.platform == "linux" else f"it is made for Linux, not for {sys.platform}"
 
 
