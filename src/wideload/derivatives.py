@@ -388,17 +388,18 @@ def _silu(g: Any, input: Any) -> Any:
     return g * (gate * (input * (1 - gate) + 1))
 
 
-def _gelu(g: Any, input: Any) -> Any:
-    density = (input * input * -0.5).exp() * _INV_SQRT_2PI
-    return g * (input.ndtr() + input * density)
+def _gelu_slope(g: Any, input: Any) -> Any:
+    """``(2 - x^2) phi(x)``."""
+    square = input * input
+    return g * ((2 - square) * ((square * -0.5).exp() * _INV_SQRT_2PI))
 
 
-def _gelu_tanh(g: Any, input: Any) -> Any:
-    """``gelu`` is ``x * sigmoid(2 u)``, with ``u`` of torch's tanh; sigmoid's own tail does not cancel, as ``1 + tanh`` does."""
+def _gelu_tanh_slope(g: Any, input: Any) -> Any:
+    """``gelu`` is ``x * s(v)``, with ``v`` twice torch's ``u`` and the sigmoid ``s``: ``2 s' v' + x (s'' v'^2 + s' v'')``."""
     square = input * input
     gate = (input * (square * (_GELU_SCALE * _GELU_CUBE) + _GELU_SCALE)).sigmoid()
-    slope = square * (3 * _GELU_SCALE * _GELU_CUBE) + _GELU_SCALE
-    return g * (gate + gate * (1 - gate) * (input * slope))
+    first, second = square * (3 * _GELU_SCALE * _GELU_CUBE) + _GELU_SCALE, input * (6 * _GELU_SCALE * _GELU_CUBE)
+    return g * (gate * (1 - gate) * (first * 2 + input * ((1 - gate * 2) * (first * first) + second)))
 
 
 def _negative(input: Any) -> Any:
@@ -413,8 +414,10 @@ def _mish(g: Any, input: Any) -> Any:
 
 _rule("sigmoid", input=lambda g, result: g * ((1 - result) * result))
 _rule("silu", input=_silu)
-_rule("gelu", input=_gelu)
-_rule("gelu_tanh", input=_gelu_tanh)
+_rule("gelu", input=lambda g, input: g * input.gelu_slope())
+_rule("gelu_tanh", input=lambda g, input: g * input.gelu_tanh_slope())
+_rule("gelu_slope", input=_gelu_slope)
+_rule("gelu_tanh_slope", input=_gelu_tanh_slope)
 _rule("mish", input=_mish)
 _rule(
     "softplus",

@@ -1069,6 +1069,17 @@ def _gelu_tanh_reference(input: Any) -> Any:
     return input * torch.sigmoid(math.sqrt(8 / math.pi) * (input + 0.044715 * input**3))
 
 
+def _gelu_slope_reference(input: Any) -> Any:
+    density = (input * input * -0.5).exp() * (1 / math.sqrt(2 * math.pi))
+    return torch.special.erfc(input * -math.sqrt(0.5)) / 2 + input * density
+
+
+def _gelu_tanh_slope_reference(input: Any) -> Any:
+    scale, square = math.sqrt(8 / math.pi), input * input
+    gate, other = (torch.sigmoid(sign * scale * (input + 0.044715 * input**3)) for sign in (1, -1))
+    return gate + gate * other * input * (scale * (1 + 3 * 0.044715 * square))
+
+
 def _tanhshrink_reference(input: Any) -> Any:
     series = input**3 * (1 / 3 - input**2 * (2 / 15 - input**2 * (17 / 315)))  # exact to 1e-13 below 0.01, where x - tanh(x) cancels
     return torch.where(input.abs() < 0.01, series, input - torch.tanh(input))
@@ -1116,6 +1127,26 @@ _row(
     eager="::gelu_tanh_eager({input})",
     reference=_in_double(_gelu_tanh_reference),
     ulp=(9, 7),
+)
+# The derivatives of both: as rows their terms share an exponential, and in eager's numerics one rounding, as in torch's own kernels.
+_row(
+    "gelu_slope",
+    "input",
+    lambda input: torch.ops.aten.gelu_backward(torch.ones_like(input), input),
+    floating="::gelu_slope({input})",
+    half="::half_gelu_slope({input})",
+    reference=_in_double(_gelu_slope_reference),
+    ulp=(32, 80),  # of a subnormal density the last place counts x times
+)
+_row(
+    "gelu_tanh_slope",
+    "input",
+    lambda input: torch.ops.aten.gelu_backward(torch.ones_like(input), input, approximate="tanh"),
+    floating="::gelu_tanh_slope({input})",
+    half="::half_gelu_tanh_slope({input})",
+    reference=_in_double(_gelu_tanh_slope_reference),
+    # Two roundings and a half of v, of up to 103 and 745, are s's relative error; of a subnormal s the last place counts x v' times.
+    ulp=(700, 4000),
 )
 _op(
     "mish",

@@ -59,7 +59,9 @@ UNARY = [
     for op in OPS.values()
     if "float" in op.cuda and "shape" not in op.types and (len(op.operands) == 1 or op.name in NUMBERS) and op.name not in INEXACT_IN_TORCH
 ]
-NAMES = [op.name for op in UNARY]
+SLOPES = "gelu_slope", "gelu_tanh_slope"
+"""Sums of terms that cancel: within their bounds of the larger one."""
+NAMES = [op.name for op in UNARY if op.name not in SLOPES]
 
 
 def kernel(name: str, op: Op, expression: str, dtype: torch.dtype, result: torch.dtype) -> str:
@@ -280,7 +282,7 @@ QUOTIENTS = ("div", "rdiv")
 """Of two numbers that may both be any."""
 
 
-@pytest.mark.parametrize("name", [op.name for op in OPS.values() if op.half and op.name not in QUOTIENTS])
+@pytest.mark.parametrize("name", [op.name for op in OPS.values() if op.half and op.name not in (*QUOTIENTS, *SLOPES)])
 def test_the_half_tier_is_close_for_every_fp32_intermediate(name: str) -> None:
     """A tenth of a unit of fp16 before the rounding, so that the result is within one unit of it whatever it is computed from."""
     op, x = OPS[name], fp32_inputs()
@@ -477,6 +479,34 @@ def test_sums_of_terms_are_within_the_bound_of_the_largest(name: str) -> None:
     for approx in APPROX:
         error = (compute(op, *operands, approx=approx).double() - want).abs().numpy() / unit
         assert error.max() <= op.ulp[0] + 0.5, f"{name} {approx}: {error.max()} units"
+
+
+# Of each the larger of its two terms where they cancel; and from where on fp32 squares overflow.
+LARGER_TERM: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu_slope": torch.special.ndtr,
+    "gelu_tanh_slope": lambda x: torch.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3)),
+}
+SQUARES_OVERFLOW = 2.0**63
+
+
+@pytest.mark.parametrize("dtype", [f16, bf16, f32], ids=str)
+@pytest.mark.parametrize("name", SLOPES)
+def test_slopes_are_within_the_bound_of_the_largest_term(name: str, dtype: torch.dtype) -> None:
+    """In both tiers, and a tenth of a unit of fp16 before the rounding in the half one, at every half and at any fp32 between."""
+    op = OPS[name]
+    x = torch.cat([fp32_inputs(), every_half(f16), every_half(bf16)])
+    x = x[~(x.abs() >= SQUARES_OVERFLOW) | x.isinf()]
+    want = exact(op, x)
+    largest = torch.maximum(want.abs(), LARGER_TERM[name](x.double())).nan_to_num(1.0).numpy()
+    precision, lowest = FORMATS[dtype][:2]
+    unit = np.ldexp(1.0, np.maximum(np.frexp(largest)[1] - 1, lowest) - (precision - 1))
+    for tier, bound in (("", op.ulp[0] + 0.5 if dtype == f32 else 0.05), *([] if dtype == f32 else [("_half", 0.1)])):
+        for approx in APPROX:
+            got = compute(op, x, tier=tier, approx=approx).double()
+            assert torch.equal(got.isnan(), want.isnan())
+            assert torch.equal(want.isnan(), ~torch.isfinite(x))  # as in torch
+            error = np.nan_to_num((got - want).abs().numpy() / unit)
+            assert error.max() <= bound, f"{name}{tier} {approx} at {x[int(error.argmax())].item()!r}: {error.max()} units"
 
 
 def test_contraction_is_where_torchs_kernels_contract() -> None:

@@ -2,21 +2,10 @@ DEVICE void bias_gelu_backward_element(const float grad, const float x, const fl
 {
     // return F.gelu(x + bias, approximate="tanh")
     const float add = x + bias;
-    const float mul = add * add;
-    const float mul_2 = mul * 0.071354814f;
-    const float add_2 = mul_2 + 1.5957692f;
-    const float mul_3 = add * add_2;
-    const float sigmoid = ::half_sigmoid(mul_3);
-    const float sub = 1.0f - sigmoid;
-    const float mul_4 = sigmoid * sub;
-    const float mul_5 = mul * 0.21406445f;
-    const float add_3 = mul_5 + 1.5957692f;
-    const float mul_6 = add * add_3;
-    const float mul_7 = mul_4 * mul_6;
-    const float add_4 = sigmoid + mul_7;
-    const float mul_8 = grad * add_4;
-    out0 = mul_8;
-    out1 = mul_8;
+    const float gelu_tanh_slope = ::half_gelu_tanh_slope(add);
+    const float mul = grad * gelu_tanh_slope;
+    out0 = mul;
+    out1 = mul;
 }
 
 extern "C" __global__ void __launch_bounds__(128, 7)

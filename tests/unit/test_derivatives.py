@@ -49,7 +49,9 @@ UNIT = frozenset({"entr", "logit", "logit_eps", "ndtri"})
 """Rows that are checked between 0.1 and 0.9."""
 
 FORMATS = ("channels_last", "clone_channels_last", "channels_last_3d", "clone_channels_last_3d")
-ROWS = [name for name in RULES if name in OPS and name not in ("complex", "imag", "polar", "fill", *FORMATS)]
+SLOPES = "gelu_slope", "gelu_tanh_slope"
+"""No functions of torch: what `F.gelu`'s gradients are made of, and their own are its second ones."""
+ROWS = [name for name in RULES if name in OPS and name not in ("complex", "imag", "polar", "fill", *FORMATS, *SLOPES)]
 NOT_IN_TORCH = {"div_floor", "div_floor_number"}
 """Rows with a gradient of zeros, which ``torch.div(rounding_mode="floor")`` has; of ``//`` torch's backward raises."""
 BETTER_THAN_TORCH = {"i1", "i1e", "log_ndtr"}
