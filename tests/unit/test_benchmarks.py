@@ -33,6 +33,7 @@ from wideload.measure.outcome import tensors_of
 from wideload.measure.statistics import summarize
 from wideload.measure.timing import Collected
 from wideload.measure.wall import Ceiling, Mix
+from wideload.native import native_state
 
 CPU = torch.device("cpu")
 bf16, f32 = torch.bfloat16, torch.float32
@@ -740,7 +741,8 @@ def test_the_host_s_calls_run_and_are_written(monkeypatch: pytest.MonkeyPatch, t
     assert [row["name"] for row in found["rows"]] == [name for name, *_ in host.cases(CPU)]
     assert all(row["wideload_us"] > 0 and row["ratio"] == row["wideload_us"] / row["eager_us"] for row in found["rows"])
     assert status == int(any(row["ratio"] > row["most"] for row in found["rows"]))
-    assert len(capsys.readouterr().out.splitlines()) == len(found["rows"])
+    assert found["native"] is native_state().is_ready
+    assert len(capsys.readouterr().out.splitlines()) == 1 + len(found["rows"])
 
 
 def test_the_host_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
