@@ -126,7 +126,9 @@ def test_what_a_compiler_says_is_told(fresh: native._Module, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("said", "told"), [(r"caf\351: no", "status 1.: caf\N{REPLACEMENT CHARACTER}: no"), (r"\n \n", "status 1.$")], ids=["latin-1", "nothing"]
+    ("said", "told"),
+    [(r"caf\351: no", "status 1.: caf\N{REPLACEMENT CHARACTER}: no"), (r"\n \n", "status 1.$")],
+    ids=["latin-1", "nothing"],
 )
 def test_a_compiler_may_say_anything(fresh: native._Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, told: str) -> None:
     compiler = tmp_path / "cc"
