@@ -820,10 +820,11 @@ class Captures:
             pass
         return self._walk()[1]
 
-    def find_guard(self) -> Callable[[], bool]:
-        """What is true as long as `read` gives what it gives now; it may raise where it does not."""
+    def find_guard(self, key: tuple[object, ...]) -> Callable[[], bool] | None:
+        """What is true as long as `read` gives ``key``, and may raise where it does not; None where it gives another by now."""
         self.read()
-        return self._snapshot[0]
+        is_current, found, _ = self._snapshot
+        return is_current if found == key else None
 
     def check(self) -> None:
         """Raise ``TraceError`` if the function reads something whose value a key cannot follow; name it, its line and the remedy."""

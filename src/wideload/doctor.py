@@ -367,5 +367,6 @@ def _judge_native(native: NativeState) -> Check:
     if native.is_ready:
         return Check("calls in C", "ok", "calls like earlier ones are guarded and launched in C")
     fault = native.fault or ""
-    command = "unset WIDELOAD_CC" if "WIDELOAD_CC" in fault else "sudo apt-get install gcc python3-dev"
-    return Check("calls in C", "missing", fault, "optional: Python does it, at a quarter more of a call's cost to the host", command)
+    is_left_out = any(what in fault for what in ("is a program", "Python.h"))
+    command = "unset WIDELOAD_CC" if "WIDELOAD_CC" in fault else "sudo apt-get install gcc python3-dev" if is_left_out else ""
+    return Check("calls in C", "missing", fault, "optional: Python does it, at a third more of a call's cost to the host", command)

@@ -72,7 +72,8 @@ _T = TypeVar("_T")
 class _Call:
     """One call's arguments, taken apart: ``spec`` has a ``TensorArg``, ``NumberArg`` or static value at each leaf.
 
-    ``arguments`` are as they were passed; ``given`` too, where calls like this one may take a shortcut.
+    ``arguments`` are as they were passed; ``given`` too, where calls like this one may take a shortcut. ``traced_with``: what the function
+    had captured, and the default dtype.
     """
 
     spec: tuple[Any, Any] = ((), {})
@@ -84,6 +85,7 @@ class _Call:
     given: tuple[tuple[Any, ...], dict[str, Any]] | None = None
     arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    traced_with: tuple[Any, ...] = ()
     shapes: list[tuple[int, ...]] | None = None  # to be traced with, where those of the tensors are symbols
 
 
@@ -580,7 +582,8 @@ class FusedFunction:
     # ---- tracing
 
     def _trace(self, call: _Call) -> tuple[Any, Traced]:
-        signature: Any = (tuple(call.key), self._captures.read(), torch.get_default_dtype())
+        call.traced_with = self._captures.read(), torch.get_default_dtype()
+        signature: Any = (tuple(call.key), *call.traced_with)
         key = (signature, _shapes(call)) if signature in self._sized else signature
         traced = self._traces.get(key)
         return (key, traced) if traced is not None else self._retrace(call, signature)
@@ -588,6 +591,8 @@ class FusedFunction:
     def _retrace(self, call: _Call, signature: Any) -> tuple[Any, Traced]:
         self._captures.check()
         traced = trace_function(self._fn, self._kernel_name, *call.spec)
+        if call.traced_with != (self._captures.read(), torch.get_default_dtype()):  # another thread has changed it meanwhile
+            return self._trace(call)
         key = signature
         if traced.reads_sizes:
             remember(self._sized, signature, None)
@@ -661,7 +666,10 @@ class FusedFunction:
         if kwargs and self._signature and [*self._signature.bind(*args, **kwargs).arguments][-len(kwargs) :] != [*kwargs]:
             return  # given in another order than the parameters'
         static = [name in self._static for name in (*self._given_names(len(args)), *kwargs)]
-        shortcut = find_shortcut(args, kwargs, out, call.tensors, call.scalars, static, find_circumstances(fn, self._captures), find_steps)
+        found = find_circumstances(fn, self._captures, *call.traced_with)
+        if found is None:
+            return
+        shortcut = find_shortcut(args, kwargs, out, call.tensors, call.scalars, static, found, find_steps)
         if shortcut is not None:
             key = shortcut_key(args, kwargs, out)
             remember(self._shortcuts, key, (shortcut, *self._shortcuts.get(key, ())[: _MOST_ALIKE - 1]))

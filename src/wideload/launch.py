@@ -78,14 +78,19 @@ def has_kernels(device: torch.device) -> bool:
 @functools.cache
 def can_overlap(device: int) -> bool:
     """Whether a kernel may start before the one before it on its stream has ended: programmatic dependent launch, from sm_90 on."""
+    return torch.cuda.get_device_capability(device) >= (9, 0) and _graphs_overlap()
+
+
+def _graphs_overlap() -> bool:
     driver = _driver()
     status, version = driver.cuDriverGetVersion()
-    is_known = status == driver.CUresult.CUDA_SUCCESS
-    return is_known and torch.cuda.get_device_capability(device) >= (9, 0) and version >= _GRAPHS_OVERLAP
+    return bool(status == driver.CUresult.CUDA_SUCCESS and version >= _GRAPHS_OVERLAP)
 
 
 def has_overlaps(graph: int) -> bool:
     """Whether a kernel of the CUDA graph with this handle may start before the one ahead of it has ended."""
+    if not _graphs_overlap():  # nor does such a driver have the function that tells
+        return False
     driver, handle = _driver(), _driver().CUgraph(graph)
     find_edges = getattr(driver, "cuGraphGetEdges_v2", driver.cuGraphGetEdges)  # of CUDA 12, where the other one knows no kinds
     *_, num_edges = find_edges(handle)

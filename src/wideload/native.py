@@ -66,7 +66,7 @@ class _Module:
     """The module of this process. What was given Python's functions in the meantime is given those in C when these are there."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer or a signal's handler may call a function while this thread holds it
         self._native: Native | None = None
         self._fault: str | None = None
         self._thread: threading.Thread | None = None
@@ -135,8 +135,8 @@ def _improve(function: Any, eithers: Mapping[str, Either], native: Native) -> No
 
 
 def _told(error: Exception) -> str:
-    said = getattr(error, "stderr", None)
-    return f"{error}: {said.strip().splitlines()[0]}" if said else str(error)
+    said = (getattr(error, "stderr", None) or "").strip()
+    return f"{error}: {said.splitlines()[0]}" if said else str(error)
 
 
 def _stored() -> Native | None:
@@ -184,7 +184,8 @@ def _compiled() -> bytes:
     with tempfile.TemporaryDirectory(prefix="wideload-") as folder:
         library = Path(folder, f"{_NAME}.so")
         command = (compiler, f"-I{include}", "-o", str(library), *_FLAGS)
-        subprocess.run(command, input=_text(), check=True, capture_output=True, text=True, timeout=_MOST_SECONDS)
+        # What it says may be in an encoding that is not this process's.
+        subprocess.run(command, input=_text(), check=True, capture_output=True, text=True, errors="replace", timeout=_MOST_SECONDS)
         return library.read_bytes()
 
 

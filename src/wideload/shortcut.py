@@ -66,13 +66,18 @@ Found = tuple[Any, str | None, Any]
 What raises has changed."""
 
 
-def find_circumstances(function: Any, captures: Captures) -> tuple[Found, ...]:
-    """What a call depends on besides its arguments: what the function has captured, its defaults, torch's modes that no guard sees."""
-    has_defaults = hasattr(function, "__defaults__")
+def find_circumstances(function: Any, captures: Captures, captured: Any, dtype: torch.dtype) -> tuple[Found, ...] | None:
+    """What a call depends on besides its arguments: what the function has captured, its defaults, torch's modes that no guard sees.
+
+    ``captured`` and the default ``dtype`` are those that its kernels were made with; None where that captured has changed since.
+    """
+    guard, has_defaults = captures.find_guard(captured), hasattr(function, "__defaults__")
+    if guard is None:
+        return None
     return (
-        (captures.find_guard(), None, True),
+        (guard, None, True),
         *([(function, "__defaults__", function.__defaults__)] if has_defaults else []),
-        (torch.get_default_dtype, None, torch.get_default_dtype()),
+        (torch.get_default_dtype, None, dtype),
         (torch.is_grad_enabled, None, torch.is_grad_enabled()),
         (forward_ad, "_current_level", _NO_LEVEL),
         (torch._C._len_torch_dispatch_stack, None, 0),

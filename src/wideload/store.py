@@ -203,7 +203,7 @@ def _refuse_foreign(folder: Path) -> None:
 
 
 def _writer_fault(status: os.stat_result) -> str | None:
-    """Why another user may have written here, or None: what is read will run on the GPU as this user."""
+    """Why another user may have written here, or None: what is read will run as this user."""
     if status.st_uid != os.geteuid():
         return f"it belongs to user {status.st_uid}, and this is user {os.geteuid()}"
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

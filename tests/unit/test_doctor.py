@@ -160,6 +160,8 @@ FAULTS = {
         True,
     ),
     "no compiler": ({"native": NativeState(False, "none is a program")}, "calls in C", "missing", "optional", "apt-get install gcc", True),
+    "no header": ({"native": NativeState(False, "/x has no Python.h")}, "calls in C", "missing", "optional", "python3-dev", True),
+    "no Linux": ({"native": NativeState(False, "made for Linux, not for darwin")}, "calls in C", "missing", "optional", "", True),
     "no C": ({"native": NativeState(False, "WIDELOAD_CC=0 turns it off")}, "calls in C", "missing", "optional", "unset WIDELOAD_CC", True),
 }
 

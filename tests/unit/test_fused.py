@@ -424,6 +424,25 @@ def test_globals_and_closures_are_read_at_each_call(monkeypatch: pytest.MonkeyPa
     assert torch.equal(scaled(X), X * 3 + 7)
 
 
+@pytest.mark.parametrize("other", [3.0, float("nan")])
+def test_a_value_that_another_thread_changes_while_it_is_traced(monkeypatch: pytest.MonkeyPatch, other: float) -> None:
+    values = types.SimpleNamespace(gain=2.0)
+    scaled = wl.fuse(lambda x: x * values.gain, name="scaled")
+    traced: list[float] = []
+
+    def trace(*given: Any) -> Any:
+        if not traced:
+            values.gain = other
+        traced.append(values.gain)
+        return trace_function(*given)
+
+    monkeypatch.setattr("wideload.fused.trace_function", trace)
+    assert torch.equal(scaled(X), X * other) or other != other
+    values.gain = 2.0
+    assert torch.equal(scaled(X), X * 2)
+    assert len(traced) == 3
+
+
 def test_a_value_met_before_is_not_traced_again(monkeypatch: pytest.MonkeyPatch) -> None:
     traced = count_traces(monkeypatch)
     config = types.SimpleNamespace(eps=1.0)

@@ -128,11 +128,13 @@ def test_what_torch_is_refused_is_told(direct: Direct) -> None:
 # ---- graphs
 
 
-@pytest.mark.parametrize("version", [12, 13])
-def test_a_graph_with_a_programmatic_edge_overlaps(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("version", "driver"), [(12, 12030), (13, 13000), (12, 12020)])
+def test_a_graph_with_a_programmatic_edge_overlaps(version: int, driver: int, monkeypatch: pytest.MonkeyPatch) -> None:
     kinds: dict[int, list[int]] = {1: [], 2: [0, 0], 3: [0, 1]}
 
     def find_edges(graph: int, count: int = 0) -> tuple[Any, ...]:
+        if driver < 12030:
+            raise RuntimeError('Function "cuGraphGetEdges_v2" not found')
         assert count in (0, len(kinds[graph]))
         data = [SimpleNamespace(type=kind) for kind in kinds[graph][:count]]
         return 0, [None] * count, [None] * count, data, len(kinds[graph])
@@ -140,7 +142,9 @@ def test_a_graph_with_a_programmatic_edge_overlaps(version: int, monkeypatch: py
     def find_plain_edges(graph: int, count: int = 0) -> tuple[Any, ...]:
         return 0, [None] * count, [None] * count, len(kinds[graph])
 
-    names = {"cuGraphGetEdges": find_edges} if version == 13 else {"cuGraphGetEdges": find_plain_edges, "cuGraphGetEdges_v2": find_edges}
+    edges = {"cuGraphGetEdges": find_edges} if version == 13 else {"cuGraphGetEdges": find_plain_edges, "cuGraphGetEdges_v2": find_edges}
     kind = SimpleNamespace(CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC=SimpleNamespace(value=1))
-    monkeypatch.setattr(launch, "_driver", lambda: SimpleNamespace(CUgraph=int, CUgraphDependencyType=kind, **names))
-    assert [launch.has_overlaps(graph) for graph in kinds] == [False, False, True]
+    names = {"CUgraph": int, "CUgraphDependencyType": kind, "CUresult": SimpleNamespace(CUDA_SUCCESS=0)}
+    bindings = SimpleNamespace(cuDriverGetVersion=lambda: (0, driver), **names, **edges)
+    monkeypatch.setattr(launch, "_driver", lambda: bindings)
+    assert [launch.has_overlaps(graph) for graph in kinds] == [False, False, driver >= 12030]

@@ -125,6 +125,34 @@ def test_what_a_compiler_says_is_told(fresh: native._Module, monkeypatch: pytest
     assert re.search(r"error: \W*nothing\W* undeclared", str(native.native_state(wait=True).fault))
 
 
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [(r"caf\351: no", "status 1.: caf\N{REPLACEMENT CHARACTER}: no"), (r"\n \n", "status 1.$")],
+    ids=["latin-1", "nothing"],
+)
+def test_a_compiler_may_say_anything(fresh: native._Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, told: str) -> None:
+    compiler = tmp_path / "cc"
+    compiler.write_text(f"#!/bin/sh\nprintf '{said}' >&2\nexit 1\n")
+    compiler.chmod(0o700)
+    monkeypatch.setenv("WIDELOAD_CC", str(compiler))
+    assert re.search(told, str(native.native_state(wait=True).fault))
+
+
+def test_a_finalizer_may_call_while_the_module_is_looked_for(fresh: native._Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner: list[Any] = []
+
+    def refuse() -> str:
+        inner.append(bind_names(called, {"which": BOTH}))  # as garbage that is collected here might
+        return "a test"
+
+    monkeypatch.setattr(native, "_refusal", refuse)
+    thread = threading.Thread(target=bind_names, args=(called, {"which": BOTH}), daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert inner[0]() == "Python"
+
+
 def test_python_without_its_header_is_told(fresh: native._Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
     assert native.native_state(wait=True).fault == f"{tmp_path} has no Python.h"
@@ -326,10 +354,10 @@ def test_what_describes_a_launch_is_whole(made: Any) -> None:
 
 
 def test_each_thread_is_bound_once_a_device(made: Any) -> None:
-    seen: list[tuple[int, int]] = []
+    seen: list[int] = []
 
     def bind(device: int) -> None:
-        seen.append((threading.get_ident(), device))
+        seen.append(device)
 
     launchers = [launcher(made, Driver(6), bind=bind, device=device) for device in (40, 41, 70)]
 
@@ -342,9 +370,7 @@ def test_each_thread_is_bound_once_a_device(made: Any) -> None:
     for thread in threads:
         thread.start()
         thread.join()
-    idents = {ident for ident, _ in seen}
-    assert sorted(device for _, device in seen) == [40] * 3 + [41] * 3 + [70] * 9  # beyond 64 devices each time
-    assert len(idents) in (1, 2, 3)  # an ident may be used again
+    assert sorted(seen) == [40] * 3 + [41] * 3 + [70] * 9  # beyond 64 devices each time
 
 
 def test_what_binding_raises_comes_before_the_launch(made: Any) -> None:

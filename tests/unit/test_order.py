@@ -43,10 +43,18 @@ PLANS: dict[str, tuple[str, Callable[[str], Plan]]] = {
     "draws": ("dense", plan(lambda x: F.dropout(x, 0.1), meta(1 << 20))),
     "rows": ("rows", plan(lambda x, y: x + y, meta(64, 2048), meta(64, 1))),
     "strips": ("strips", plan(lambda x, y: F.gelu(x + y), meta(8192, 4096), meta(4096))),
-    "kept": ("pitched", plan(rope, meta(8, 32, 4096, 128), TABLE, TABLE)),
+    "kept": ("pitched", plan(rope, meta(4, 4096, 32, 128).transpose(1, 2), TABLE, TABLE)),
     "pitched": ("pitched", plan(lambda x: torch.cat((x[:, :64], x[:, 96:] * 2), 1), meta(4096, 128))),
     "tile": ("tile", plan(lambda x, y: x.t() + y, meta(4096, 4096), meta(4096, 4096))),
     "ring": ("tile", plan(lambda x: x.t().contiguous(), meta(4099, 4093))),
+    "one value": ("dense", plan(lambda x, y: x * y, meta(1 << 20), meta(1))),
+    "stepped": ("rows", plan(lambda x: x[:, ::2] * x[:, 1::2], meta(64, 2048))),
+    "narrow": ("rows", plan(lambda x: x[:, 1:] + 1, meta(64, 77, dtype=i8))),
+    "kept mask": ("rows", plan(lambda x, mask: torch.where(mask, x, 0), meta(16, 32, 2048, 2048), meta(2048, 2048, dtype=torch.bool))),
+    "tile in rows": ("tile", plan(lambda x, b: x.transpose(1, 2).contiguous() + b, meta(8, 333, 512), meta(333))),
+    "drawn tile": ("tile", plan(lambda x: F.dropout(x.t(), 0.1).contiguous(), meta(4096, 4096))),
+    "side results of rows": ("rows", plan(lambda x, y: (x + y, wl.any_nonfinite(x)), meta(64, 2048), meta(64, 1))),
+    "side results of a tile": ("tile", plan(lambda x: (x.t() * 2, wl.amax(x.abs())), meta(4096, 4096))),
     "strided": ("strided", plan(lambda x: x[::2, ::3] * 2, meta(512, 999))),
     "side results": ("dense", plan(lambda x: (x * 2, wl.amax(x.abs())), meta(1 << 20))),
     "sums": (
@@ -70,6 +78,7 @@ def test_nothing_is_read_or_written_before_the_wait(name: str, arch: str) -> Non
     family, make = PLANS[name]
     kernels = make(arch).kernels
     assert kernels[0].plan.variant.family == family
+    assert any(kernels[0].plan.variant.kept) == name.startswith("kept")
     for number, kernel in enumerate(kernels):
         assert kernel.sass.count(_WAIT) == 1
         variant = kernel.plan.variant
@@ -78,7 +87,7 @@ def test_nothing_is_read_or_written_before_the_wait(name: str, arch: str) -> Non
         assert is_late(kernel.sass) == waits_first, number
 
 
-@pytest.mark.parametrize("name", ["dense", "kept", "tile", "ring"])
+@pytest.mark.parametrize("name", ["dense", "kept", "kept mask", "tile", "ring"])
 def test_a_planted_fault_is_found(name: str) -> None:
     (kernel,) = PLANS[name][1]("sm_90").kernels
     head, body = kernel.source.rsplit("    wait_for_previous();\n", 1)

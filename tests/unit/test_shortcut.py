@@ -43,7 +43,10 @@ def found(num_tensors: int, *, into: bool = False) -> Callable[[], Steps]:
 
 
 def circumstances(function: Callable[..., Any] = scaled) -> tuple[Found, ...]:
-    return find_circumstances(function, find_captures(function))
+    captures = find_captures(function)
+    now = find_circumstances(function, captures, captures.read(), torch.get_default_dtype())
+    assert now is not None
+    return now
 
 
 def lay(args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, function: Callable[..., Any] = scaled) -> Shortcut:
@@ -173,6 +176,19 @@ def test_static_numbers_are_what_they_were() -> None:
 )
 def test_defaults_that_change_in_place_are_told(defaults: Any, fixed: bool) -> None:
     assert are_immutable(defaults) is fixed
+
+
+def test_what_was_captured_when_the_kernels_were_made_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread changes it while they are compiled."""
+    captures = find_captures(scaled)
+    made_with = captures.read()
+    monkeypatch.setattr(sys.modules[__name__], "SCALE", 3.0)
+    assert find_circumstances(scaled, captures, made_with, torch.float32) is None
+    monkeypatch.setattr(sys.modules[__name__], "SCALE", 2.0)
+    assert find_circumstances(scaled, captures, made_with, torch.float32) is not None
+    of_dtype = find_circumstances(scaled, captures, made_with, torch.float64)
+    assert of_dtype is not None
+    assert (torch.get_default_dtype, None, torch.float64) in of_dtype
 
 
 def test_circumstances(monkeypatch: pytest.MonkeyPatch) -> None:

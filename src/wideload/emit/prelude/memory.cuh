@@ -51,8 +51,8 @@ DEVICE unsigned long long keeping_policy()
 }
 #endif
 
-// As load_vector, of what is read again when much else has been read and written: the L2 is to keep it. The compiler may move it to before
-// a wait for another kernel: what one of those writes must not be read so.
+// As load_vector, of what is read again when much else has been read and written: the L2 is to keep it. Volatile, or the compiler might move
+// it to before the wait for the kernel that writes it.
 template <int N, class T> DEVICE vec<T, N> load_kept(const T* p)
 {
 #if __CUDA_ARCH__ >= 800
