@@ -129,15 +129,17 @@ _OTHER = -1, 1
 
 
 def _find_places(tensors: Sequence[torch.Tensor], out: torch.Tensor) -> tuple[Pair, ...] | None:
-    """How ``out``, the last one, lies to each of ``tensors``: in its place or apart from it. None where it lies otherwise."""
+    """How ``out``, one of ``tensors``, lies to each of the others: in its place or apart from it. None where it lies otherwise."""
     written, pairs = extent_of(out), []
-    out_nbytes = written.end_bytes - written.address_bytes
+    out_at, out_nbytes = next(at for at, tensor in enumerate(tensors) if tensor is out), written.end_bytes - written.address_bytes
     for at, tensor in enumerate(tensors):
+        if at == out_at:
+            continue
         read, apart = extent_of(tensor), out.data_ptr() - tensor.data_ptr()
         nbytes = read.end_bytes - read.address_bytes
         if apart and -out_nbytes < apart < nbytes:
             return None
-        pairs.append((at, len(tensors), -out_nbytes, nbytes) if apart else (at, len(tensors), 0, 0))
+        pairs.append((at, out_at, -out_nbytes, nbytes) if apart else (at, out_at, 0, 0))
     return tuple(pairs)
 
 
@@ -216,7 +218,7 @@ def find_shortcut(
         return None
     is_argument = any(tensor is out for tensor in tensors)
     compared = tensors if out is None or is_argument else (*tensors, out)
-    places = () if out is None or is_argument else _find_places(tensors, out)
+    places = () if out is None else _find_places(compared, out)
     likeness = find_likeness(compared)
     if places is None or likeness is None:
         return None

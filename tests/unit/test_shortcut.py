@@ -159,6 +159,16 @@ def test_an_argument_that_is_written() -> None:
     assert (a is others[0], b is others[1], out is others[1]) == (True, True, True)
     for args, out in (((x, y), x), ((x, y), z), ((x, y), None), ((y, y), y), ((x, y), y.view(64))):
         assert shortcut(args, {}, out) is MISSED
+    store = torch.randn(256)
+    for first, second, is_apart in ((0, 64, True), (64, 0, True), (0, 60, False), (60, 0, False), (0, 4, False)):
+        a, b = store[first : first + 64], store[second : second + 64]
+        assert (shortcut((a, b), {}, b) is not MISSED) is is_apart  # what is written lies across the other one
+    assert lay_out_of(store[:64], store[4:68]) is None
+
+
+def lay_out_of(x: torch.Tensor, y: torch.Tensor) -> Shortcut | None:
+    """Of a call that writes its second argument."""
+    return find_shortcut((x, y), {}, y, [x, y], [], [False] * 2, circumstances(), found(2, into=True))
 
 
 def test_static_numbers_are_what_they_were() -> None:
