@@ -45,15 +45,59 @@ static int64_t *integers_of(PyObject *tuple)
     return integers;
 }
 
-/* ---- Guard */
+/* ---- what both kinds of object begin with */
 
 typedef struct {
     PyObject_HEAD
     vectorcallfunc call;
+    PyObject *held;      /* a tuple of the objects that the rest points to */
+    int64_t *numbers[2]; /* of this one's own */
+} Callable;
+
+/* An object of `type`, which has to begin as a Callable, with the int64s of two tuples; takes `held`. NULL with an exception set. */
+static void *callable_new(PyTypeObject *type, vectorcallfunc call, PyObject *held, PyObject *first, PyObject *second)
+{
+    Callable *callable = held ? (Callable *)type->tp_alloc(type, 0) : NULL;
+    if (!callable) {
+        Py_XDECREF(held);
+        return NULL;
+    }
+    callable->call = call;
+    callable->held = held;
+    if (!(callable->numbers[0] = integers_of(first)) || !(callable->numbers[1] = integers_of(second))) {
+        Py_DECREF(callable);
+        return NULL;
+    }
+    return callable;
+}
+
+/* Nothing is cleared before the object goes, as of a tuple: what takes a circle apart may still call it. */
+static int callable_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(((Callable *)self)->held);
+    return 0;
+}
+
+static void callable_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    Py_XDECREF(((Callable *)self)->held);
+    PyMem_Free(((Callable *)self)->numbers[0]);
+    PyMem_Free(((Callable *)self)->numbers[1]);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+/* ---- Guard */
+
+typedef struct {
+    Callable callable;
     PyObject *check, *data_ptr; /* of many tensors: whether they are alike; of one: its address */
     PyObject *found;            /* a tuple of (owner, name, value): what owner's attribute, or owner() where name is None, has to be */
-    int64_t *phases;            /* addresses modulo access_bytes, a tensor each */
-    int64_t *pairs;             /* (i, j, low, high): the address of j less that of i is not between low and high; 0 where these are 0 */
+    const int64_t *phases;      /* addresses modulo access_bytes, a tensor each */
+    const int64_t *pairs;       /* (i, j, low, high): the address of j less that of i is not between low and high; 0 where these are 0 */
     int64_t access_bytes;
     Py_ssize_t num_tensors, num_pairs;
 } Guard;
@@ -106,39 +150,6 @@ static PyObject *guard_call(PyObject *self, PyObject *const *args, size_t flags,
     return is_alike < 0 ? NULL : PyBool_FromLong(is_alike);
 }
 
-static int guard_traverse(PyObject *self, visitproc visit, void *arg)
-{
-    Guard *guard = (Guard *)self;
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(guard->check);
-    Py_VISIT(guard->data_ptr);
-    Py_VISIT(guard->found);
-    return 0;
-}
-
-static int guard_clear(PyObject *self)
-{
-    Guard *guard = (Guard *)self;
-    Py_CLEAR(guard->check);
-    Py_CLEAR(guard->data_ptr);
-    Py_CLEAR(guard->found);
-    return 0;
-}
-
-/* Frees what `clear` does not, the object and its hold on its type. */
-static void release(PyObject *self, inquiry clear, void *first, void *second)
-{
-    PyTypeObject *type = Py_TYPE(self);
-    PyObject_GC_UnTrack(self);
-    clear(self);
-    PyMem_Free(first);
-    PyMem_Free(second);
-    type->tp_free(self);
-    Py_DECREF(type);
-}
-
-static void guard_dealloc(PyObject *self) { release(self, guard_clear, ((Guard *)self)->phases, ((Guard *)self)->pairs); }
-
 static PyObject *guard_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"check", "data_ptr", "phases", "access_bytes", "pairs", "found", NULL};
@@ -148,35 +159,29 @@ static PyObject *guard_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                                      &PyTuple_Type, &pairs, &PyTuple_Type, &found))
         return NULL;
     if (PyTuple_GET_SIZE(phases) > MAX_TENSORS) return PyErr_Format(PyExc_ValueError, "more than %d tensors", MAX_TENSORS);
-    Guard *guard = (Guard *)type->tp_alloc(type, 0);
+    Guard *guard = callable_new(type, guard_call, PyTuple_Pack(3, check, data_ptr, found), phases, pairs);
     if (!guard) return NULL;
-    guard->call = guard_call;
-    guard->check = Py_NewRef(check);
-    guard->data_ptr = Py_NewRef(data_ptr);
-    guard->found = Py_NewRef(found);
+    guard->check = check;
+    guard->data_ptr = data_ptr;
+    guard->found = found;
+    guard->phases = guard->callable.numbers[0];
+    guard->pairs = guard->callable.numbers[1];
     guard->access_bytes = access_bytes;
     guard->num_tensors = PyTuple_GET_SIZE(phases);
     guard->num_pairs = PyTuple_GET_SIZE(pairs) / 4;
-    if (!(guard->phases = integers_of(phases)) || !(guard->pairs = integers_of(pairs))) {
-        Py_DECREF(guard);
-        return NULL;
-    }
     return (PyObject *)guard;
 }
 
 /* ---- Launcher */
 
 typedef struct {
-    PyObject_HEAD
-    vectorcallfunc call;
+    Callable callable;
     launch_function launch;
     struct launch_config config;
     void *function;
-    PyObject *data_ptr, *stream_of, *bind, *refuse; /* refuse(status): the exception */
-    PyObject *kept;                                 /* what owns the function and the attributes */
-    const char *types;                              /* of the words: l an int, d a float; they lie in `kept_types` */
-    PyObject *kept_types, *index;
-    int64_t *offsets, *sizes; /* bytes behind each tensor's first element; parameters between the tensors and the words */
+    PyObject *data_ptr, *stream_of, *bind, *refuse, *index; /* refuse(status): the exception */
+    const char *types;                                      /* of the words: l an int, d a float */
+    const int64_t *offsets, *sizes; /* bytes behind each tensor's first element; parameters between the tensors and the words */
     Py_ssize_t num_tensors, num_sizes, num_words;
     long device;
 } Launcher;
@@ -241,33 +246,6 @@ static PyObject *launcher_call(PyObject *self, PyObject *const *args, size_t fla
     return NULL;
 }
 
-static int launcher_traverse(PyObject *self, visitproc visit, void *arg)
-{
-    Launcher *launcher = (Launcher *)self;
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(launcher->data_ptr);
-    Py_VISIT(launcher->stream_of);
-    Py_VISIT(launcher->bind);
-    Py_VISIT(launcher->refuse);
-    Py_VISIT(launcher->kept);
-    return 0;
-}
-
-static int launcher_clear(PyObject *self)
-{
-    Launcher *launcher = (Launcher *)self;
-    Py_CLEAR(launcher->data_ptr);
-    Py_CLEAR(launcher->stream_of);
-    Py_CLEAR(launcher->bind);
-    Py_CLEAR(launcher->refuse);
-    Py_CLEAR(launcher->kept);
-    Py_CLEAR(launcher->kept_types);
-    Py_CLEAR(launcher->index);
-    return 0;
-}
-
-static void launcher_dealloc(PyObject *self) { release(self, launcher_clear, ((Launcher *)self)->offsets, ((Launcher *)self)->sizes); }
-
 static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"launch", "config", "function", "kept", "data_ptr", "stream_of", "bind", "refuse",
@@ -284,44 +262,42 @@ static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwar
         return PyErr_Format(PyExc_ValueError, "a launch is described in %zu bytes, not %zd", sizeof(struct launch_config), config_bytes);
     if (PyTuple_GET_SIZE(offsets) + PyTuple_GET_SIZE(sizes) + PyUnicode_GET_LENGTH(types) > MAX_PARAMETERS)
         return PyErr_Format(PyExc_ValueError, "more than %d parameters", MAX_PARAMETERS);
-    Launcher *launcher = (Launcher *)type->tp_alloc(type, 0);
+    long number = PyLong_AsLong(index);
+    const char *letters = PyUnicode_AsUTF8(types);
+    if ((number == -1 && PyErr_Occurred()) || !letters) return NULL;
+    PyObject *held = PyTuple_Pack(7, kept, data_ptr, stream_of, bind, refuse, index, types); /* kept: owns function and attributes */
+    Launcher *launcher = callable_new(type, launcher_call, held, offsets, sizes);
     if (!launcher) return NULL;
-    launcher->call = launcher_call;
     launcher->launch = (launch_function)(uintptr_t)launch;
     memcpy(&launcher->config, config, sizeof launcher->config);
     launcher->function = (void *)(uintptr_t)function;
-    launcher->kept = Py_NewRef(kept);
-    launcher->data_ptr = Py_NewRef(data_ptr);
-    launcher->stream_of = Py_NewRef(stream_of);
-    launcher->bind = Py_NewRef(bind);
-    launcher->refuse = Py_NewRef(refuse);
-    launcher->index = Py_NewRef(index);
-    launcher->kept_types = Py_NewRef(types);
-    launcher->device = PyLong_AsLong(index);
+    launcher->data_ptr = data_ptr;
+    launcher->stream_of = stream_of;
+    launcher->bind = bind;
+    launcher->refuse = refuse;
+    launcher->index = index;
+    launcher->types = letters;
+    launcher->offsets = launcher->callable.numbers[0];
+    launcher->sizes = launcher->callable.numbers[1];
     launcher->num_tensors = PyTuple_GET_SIZE(offsets);
     launcher->num_sizes = PyTuple_GET_SIZE(sizes);
     launcher->num_words = PyUnicode_GET_LENGTH(types);
-    if (PyErr_Occurred() || !(launcher->types = PyUnicode_AsUTF8(types)) || !(launcher->offsets = integers_of(offsets)) ||
-        !(launcher->sizes = integers_of(sizes))) {
-        Py_DECREF(launcher);
-        return NULL;
-    }
+    launcher->device = number;
     return (PyObject *)launcher;
 }
 
 /* ---- the module */
 
-#define TYPE(Name, name, Struct)                                                                                                         \
-    static PyMemberDef name##_members[] = {{"__vectorcalloffset__", T_PYSSIZET, offsetof(Struct, call), READONLY, NULL}, {NULL}};       \
-    static PyType_Slot name##_slots[] = {{Py_tp_new, name##_new},           {Py_tp_dealloc, name##_dealloc},                            \
-                                         {Py_tp_traverse, name##_traverse}, {Py_tp_clear, name##_clear},                                \
-                                         {Py_tp_call, PyVectorcall_Call},   {Py_tp_members, name##_members},                            \
-                                         {0, NULL}};                                                                                     \
-    static PyType_Spec name##_spec = {"wideload_native." Name, sizeof(Struct), 0,                                                       \
-                                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL, name##_slots}
+static PyMemberDef members[] = {{"__vectorcalloffset__", T_PYSSIZET, offsetof(Callable, call), READONLY, NULL}, {NULL}};
 
-TYPE("Guard", guard, Guard);
-TYPE("Launcher", launcher, Launcher);
+#define SLOTS(new)                                                                                                                      \
+    {{Py_tp_new, new},                     {Py_tp_dealloc, callable_dealloc}, {Py_tp_traverse, callable_traverse},                      \
+     {Py_tp_call, PyVectorcall_Call},      {Py_tp_members, members},          {0, NULL}}
+#define FLAGS (Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL)
+
+static PyType_Slot guard_slots[] = SLOTS(guard_new), launcher_slots[] = SLOTS(launcher_new);
+static PyType_Spec guard_spec = {"wideload_native.Guard", sizeof(Guard), 0, FLAGS, guard_slots};
+static PyType_Spec launcher_spec = {"wideload_native.Launcher", sizeof(Launcher), 0, FLAGS, launcher_slots};
 
 static int fill(PyObject *module)
 {

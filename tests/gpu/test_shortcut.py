@@ -149,6 +149,9 @@ def test_results_into_memory_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = y.clone()
     f(x, mine, out=mine)
     assert taken(f) == 2
+    store = randn(4100)
+    with pytest.raises(wl.OverlapError):
+        f(store[:4096], store[4:], out=store[4:])
     monkeypatch.setattr(f, "_bind", lambda *_: pytest.fail("the call was taken apart"))
     out, want = torch.empty_like(x), x * 2 + y
     assert torch.equal(f(x, y, out=out), want)
