@@ -82,13 +82,14 @@ def _call(f: FusedFunction, identity: str, this: tuple[Any, ...], args: tuple[An
     if f._options.compile == "inline":
         return f._inline((*this, *args), kwargs, out)
     args, kwargs = f._around_operator(args, kwargs)
+    if torch.compiler.is_dynamo_compiling():
+        _comptime(_forget_noted)
     leaves: list[Any] = []
     names, static = f._names[len(this) :], f._static
     positional = [_take_apart(value, leaves, (names[at] if at < len(names) else f._starred) in static) for at, value in enumerate(args)]
     keywords = [(name, _take_apart(value, leaves, name in static)) for name, value in kwargs.items()]
     spec = (tuple(positional), tuple(keywords), _take_apart(out, leaves, False))
     if torch.compiler.is_dynamo_compiling():
-        _comptime(_forget_leaves)
         for leaf in leaves:
             _note(leaf)
         found = _find_noted(identity, spec)
@@ -117,9 +118,13 @@ def _take_apart(value: Any, leaves: list[Any], is_static: bool) -> Any:
         return ("leaf", len(leaves) - 1)
     if isinstance(value, np.generic):
         value = value.item()
-    if isinstance(value, (int, float, complex)) and not isinstance(value, bool) and not is_static:
-        leaves.append(value)
-        return ("leaf", len(leaves) - 1)
+    if isinstance(value, (int, float, complex)) and not isinstance(value, bool):
+        if not is_static:
+            leaves.append(value)
+            return ("leaf", len(leaves) - 1)
+        if torch.compiler.is_dynamo_compiling():
+            _note_value(value)  # Dynamo lets a number change that has changed before
+            return ("noted", None)
     if type(value) in (tuple, list, torch.Size):
         return ("list" if type(value) is list else "tuple", tuple([_take_apart(item, leaves, is_static) for item in value]))
     if type(value) is dict:
@@ -156,8 +161,8 @@ def _comptime(function: Callable[[Any], None]) -> None:
     comptime(function)
 
 
-def _forget_leaves(_: Any) -> None:
-    _noted.leaves, _noted.identity = [], None
+def _forget_noted(_: Any) -> None:
+    _noted.leaves, _noted.values, _noted.identity = [], [], None
 
 
 def _note(leaf: Any) -> None:
@@ -171,6 +176,18 @@ def _note_leaf(context: Any) -> None:
     leaf = context.get_local("leaf")
     kind = leaf.python_type()
     _noted.leaves.append(leaf.as_fake() if issubclass(kind, torch.Tensor) else _Number(kind, leaf.is_dynamic()))
+
+
+def _note_value(value: Any) -> None:
+    from torch._dynamo.comptime import comptime
+
+    comptime(_fix_value)
+
+
+def _fix_value(context: Any) -> None:
+    """What is compiled is for this ``value`` alone."""
+    variable = context.get_local("value")._ComptimeVar__variable
+    _noted.values.append(variable.as_python_constant() if variable.is_python_constant() else variable.evaluate_expr())
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,17 +206,24 @@ def _runs_as_it_is(function: _F) -> _F:
 
 @_runs_as_it_is
 def _find_noted(identity: str, spec: Any) -> _Found | None:
-    return _find_operator(find_function(identity), spec, _noted.leaves)
+    return _find_operator(find_function(identity), _with_values(spec, iter(_noted.values)), _noted.leaves)
 
 
-def bind_method(descriptor: FusedFunction, instance: Any) -> Any:
-    """What stands for the method ``descriptor`` of ``instance`` where Dynamo traces it."""
-    _comptime(_forget_leaves)
-    _note_method(descriptor, instance)
-    return functools.partial(call_method, descriptor, instance, _noted_identity())
+def _with_values(spec: Any, values: Iterator[Any]) -> Any:
+    """``spec`` with the static numbers in it, which follow one another in the order in which it is read."""
+    if isinstance(spec, tuple):
+        return ("constant", next(values)) if spec == ("noted", None) else tuple([_with_values(item, values) for item in spec])
+    return spec
 
 
-def _note_method(descriptor: Any, instance: Any) -> None:
+def bind_method(method: FusedFunction, instance: Any) -> Any:
+    """What stands for ``method`` of ``instance`` where Dynamo traces it."""
+    _comptime(_forget_noted)
+    _note_method(method, instance)
+    return functools.partial(call_method, method, instance, _noted_identity())
+
+
+def _note_method(method: Any, instance: Any) -> None:
     from torch._dynamo.comptime import comptime
 
     comptime(_bind_noted)
@@ -209,11 +233,11 @@ def _bind_noted(context: Any) -> None:
     """Bind the very objects, and let what is compiled be for this instance alone: what the method reads of it is read at each call."""
     from torch._dynamo.guards import GuardBuilder, install_guard
 
-    descriptor, instance = (context.get_local(name)._ComptimeVar__variable for name in ("descriptor", "instance"))
+    method, instance = (context.get_local(name)._ComptimeVar__variable for name in ("method", "instance"))
     value = getattr(instance, "value", None)
     if instance.source is not None and value is not None:
         install_guard(instance.source.make_guard(GuardBuilder.ID_MATCH))
-        _noted.identity = descriptor.value.__get__(value)._identity
+        _noted.identity = method.value.bound_to(value)._identity
 
 
 @_runs_as_it_is

@@ -106,6 +106,25 @@ class FuseOptions(NamedTuple):
     compile: str = "op"
 
 
+class _Method:
+    """What stands in a class for a fused function.
+
+    The function is no descriptor itself: Dynamo takes any for one of a class, also where it is an attribute of an object (torch 2.11).
+    """
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: FusedFunction) -> None:
+        self.function = function
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        if instance is None:
+            return self.function
+        if is_dynamo_compiling():
+            return bind_method(self.function, instance)
+        return self.function.bound_to(instance)
+
+
 class FusedFunction:
     """A function fused by :func:`fuse`; call it as the function it wraps, with ``out=`` for results into existing memory."""
 
@@ -144,12 +163,13 @@ class FusedFunction:
     def __repr__(self) -> str:
         return f"<wideload.fuse of {self.__qualname__}>"
 
-    def __get__(self, instance: Any, owner: Any = None) -> FusedFunction:
-        """A fused function in a class is a method: ``self`` is bound, and what it reads of ``self`` is read at each call."""
-        if instance is None or isinstance(self.__wrapped__, staticmethod):
-            return self
-        if torch.compiler.is_dynamo_compiling():
-            return bind_method(self, instance)  # type: ignore[no-any-return]
+    def __set_name__(self, owner: type, name: str) -> None:
+        """A fused function in the body of a class is a method: ``self`` is bound, and what it reads of ``self`` is read at each call."""
+        if not isinstance(self.__wrapped__, staticmethod):
+            setattr(owner, name, _Method(self))
+
+    def bound_to(self, instance: Any) -> FusedFunction:
+        """The function with ``instance`` as its first argument: the same object as long as ``instance`` has a ``__dict__``."""
         attributes = getattr(instance, "__dict__", {})
         key = f"__wideload_{self.__qualname__}_{id(self)}"  # two methods of a class may have one name: lambdas, closures
         bound = attributes.get(key)
@@ -165,7 +185,12 @@ class FusedFunction:
         """Pickled by reference, as functions are; a method by the name that it has in its class, which a lambda's own is not."""
         if isinstance(self.__wrapped__, types.MethodType):
             instance = self.__wrapped__.__self__
-            names = (name for cls in type(instance).__mro__ for name, value in vars(cls).items() if value is self._descriptor)
+            names = (
+                name
+                for cls in type(instance).__mro__
+                for name, value in vars(cls).items()
+                if isinstance(value, _Method) and value.function is self._descriptor
+            )
             return getattr, (instance, next(names, self.__wrapped__.__name__))
         return self.__qualname__
 
@@ -187,6 +212,8 @@ class FusedFunction:
                 return result
         if is_traced(args, kwargs):
             return self._inline(args, kwargs, out)
+        if args and isinstance(args[0], type):  # that of a class method
+            return self.bound_to(args[0])(*args[1:], out=out, **kwargs)
         try:
             call = self._bind(args, kwargs)
         except TraceError:
@@ -911,6 +938,7 @@ def fuse(
     ``numerics="fused"`` keeps fp16 and bf16 in fp32 until a result is stored; ``"eager"`` rounds every step as eager PyTorch does.
     ``fast_math`` allows the cheap formulas of half results for fp32 results too. ``name`` names the kernel. Inside ``torch.compile`` it
     is an operator, ``compile="op"``; with ``"inline"`` the plain function is traced, to be fused by Inductor with its neighbours.
+    In the body of a class the fused function is a method; one that a class is given later is not bound, as builtins are not.
 
     >>> import torch, wideload as wl
     >>> @wl.fuse

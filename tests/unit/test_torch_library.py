@@ -6,7 +6,8 @@ import collections
 import enum
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -301,6 +302,33 @@ def test_methods_belong_to_their_object(backend: str) -> None:
     assert_same(model[0].weight.grad, torch.full((5,), 3.0))
     one = torch.compile(Scaled.forward, fullgraph=True, backend=backend)  # one code, two objects
     assert [float(one(Scaled(alpha), x)[1].detach()) for alpha in (2.0, 3.0)] == [3.0, 4.0]
+
+
+class Held(torch.nn.Module):
+    """Fused functions where models keep them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act, self.plain = swiglu, types.SimpleNamespace(act=swiglu)
+        self.named, self.listed = {"act": swiglu}, [swiglu]
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.act(x, y) + self.plain.act(x, y) + self.named["act"](x, y) + self.listed[0](x, y)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_attributes_of_objects_are_found(backend: str) -> None:
+    x, y = torch.randn(2, 5).unbind()
+    torch.testing.assert_close(torch.compile(Held(), fullgraph=True, backend=backend)(x, y), 4 * F.silu(x) * y)
+
+
+@pytest.mark.parametrize("values", [(0.5, 0.25, 0.75, 3.5), (3, 2, 4, 5)])
+def test_a_static_number_that_changes_is_compiled_for_each_value(values: Sequence[float]) -> None:
+    powered = wl.fuse(lambda x, p: x**p + p, static="p")
+    block, x = torch.nn.Module(), torch.tensor([1.0, 2.0, 3.0])
+    compiled = torch.compile(lambda x: powered(x, block.p), fullgraph=True, backend="aot_eager")  # Dynamo lets it change from the third on
+    for block.p in values:
+        torch.testing.assert_close(compiled(x), torch.tensor([v**block.p + block.p for v in (1.0, 2.0, 3.0)]))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
