@@ -92,7 +92,7 @@ template <int N, int step, int first, class T> DEVICE vec<T, N> load_stepped(con
     vec<T, N> v = {};
 #pragma unroll
     for (int j = 0; j < step; ++j) {
-        whole[j] = load_vector<num_words>(reinterpret_cast<const unsigned*>(p + j * N));
+        whole[j] = load_kept<num_words>(reinterpret_cast<const unsigned*>(p + j * N));
 #pragma unroll
         for (int k = 0; k < num_words; ++k) whole[j].at[k] = settled(whole[j].at[k]);
     }
