@@ -341,6 +341,9 @@ def test_rows_of_long_arithmetic_along_which_operands_repeat_are_taken_in_strips
         f = wl.fuse(lambda x, b, many=many: sum((torch.sin(x * (k + 2) + b) for k in range(many - 1)), torch.sin(x + b)), static="many")
         assert plan(f, wide, b).variant.strip == strip
     assert plan(add, heads, table).variant.family == "rows"  # bytes alone
+    few = Strip(1, 2)  # beside another row for other rows
+    for rows, b, strip in ((8, meta(3, 1, 64), few), (7, meta(3, 1, 64), None), (8, meta(1, 1, 64), None), (8, meta(3, 8, 1), None)):
+        assert plan(add, meta(3, rows, 64), b).variant.strip == strip
     for x, b in ((meta(8, 62), meta(62)), (meta(8, 65)[:, :64], meta(64)), (meta(8, 64), meta(8, 1)), (meta(8, 64), meta(65)[1:])):
         assert plan(gelu, x, b).variant.family != "strips"
     own = wl.fuse(lambda x, y, b: torch.tanh(x + y + b), name="own")
