@@ -747,3 +747,24 @@ def test_every_plan_has_its_reasons() -> None:
             chosen = reasons(plan(add, x, y))
             assert set(chosen) >= {"family", "index width", "grid"}
             assert all(value and why for value, why in chosen.values())
+
+
+@pytest.mark.parametrize(
+    ("x", "beside", "blocks"),
+    [
+        (meta(256, 256, dtype=torch.int8), None, 2),
+        (meta(257, 256, dtype=torch.int8), None, 3),  # lines that are not aligned alike are stored
+        (meta(257, 256, dtype=torch.bfloat16), None, 3),
+        (meta(257, 256), None, 2),
+        (meta(256, 257, dtype=torch.int8), None, 4),  # and read
+        (meta(256, 257, dtype=torch.bfloat16), None, 3),
+        (meta(256, 257), None, 3),
+        (meta(256, 257), meta(257, 256), 2),
+        (meta(257, 256, dtype=torch.int8), meta(256, 257, dtype=torch.int8), 2),
+    ],
+)
+def test_blocks_that_the_registers_of_a_tile_leave_room_for(x: torch.Tensor, beside: torch.Tensor | None, blocks: int) -> None:
+    f = wl.fuse(lambda x, *beside: torch.add(x, *beside) if beside else x.contiguous(), name="f")
+    (kernel,) = f.plan(x.t(), *([] if beside is None else [beside]), target="h200").kernels
+    assert kernel.name == "f_tile"
+    assert re.search(r"__launch_bounds__\(\d+, (\d)\)", kernel.source)[1] == str(blocks)  # type: ignore[index]

@@ -12,10 +12,11 @@ from wideload.emit.text import indented
 from wideload.lower import Program
 from wideload.plan import (
     ACCESS_BYTES,
+    BYTE_RING_BLOCKS,
     COLUMNS_BLOCKS,
+    HALO_BLOCKS,
     MANY_LOADS,
     MANY_LOADS_BLOCKS,
-    NARROW_RING_BLOCKS,
     REGISTER_BYTES,
     RING_BLOCKS,
     STARTING_BLOCKS,
@@ -89,10 +90,13 @@ def _least_blocks(program: Program, variant: Variant) -> int | None:
 
 
 def _tile_blocks(program: Program, variant: Variant) -> int:
-    assert variant.tile is not None
-    if not variant.tile.ring or program.num_functions or {"vector", "realigned", "strided"} & set(variant.loads):
+    tile = variant.tile
+    assert tile is not None
+    if program.num_functions or {"vector", "realigned", "strided"} & set(variant.loads):
         return TILE_BLOCKS
-    return NARROW_RING_BLOCKS if variant.tile.width * REGISTER_BYTES > ACCESS_BYTES else RING_BLOCKS
+    if tile.ring:
+        return BYTE_RING_BLOCKS if tile.width == ACCESS_BYTES else RING_BLOCKS
+    return HALO_BLOCKS if tile.halo and tile.width * REGISTER_BYTES > ACCESS_BYTES else TILE_BLOCKS
 
 
 def _by_value(ctype: str, name: str) -> list[str]:

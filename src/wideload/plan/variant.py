@@ -9,11 +9,12 @@ from typing import Literal, NamedTuple
 
 __all__ = [
     "ACCESS_BYTES",
+    "BYTE_RING_BLOCKS",
     "COLUMNS_BLOCKS",
+    "HALO_BLOCKS",
     "MANY_LOADS",
     "MANY_LOADS_BLOCKS",
     "MAX_INLINED_FUNCTIONS",
-    "NARROW_RING_BLOCKS",
     "REGISTER_BYTES",
     "RING_BLOCKS",
     "THREADS",
@@ -62,11 +63,16 @@ arithmetic of those before; with 72 all of a thread's come first, whether 7 bloc
 TILE_BLOCKS = 2
 """Blocks an SM that the registers of such a kernel must leave room for, 64 a thread: while one waits for its loads, the other stores."""
 
-RING_BLOCKS, NARROW_RING_BLOCKS = 3, 4
+RING_BLOCKS, BYTE_RING_BLOCKS = 3, 4
 """The same where turned operands come to their tiles past the registers, and neither other operands nor functions of a maths library need
-these; four where the widest operand has less than four bytes, of which a byte costs more instructions. On an H200, of the wall, with two,
-three and four blocks: int8 0.77, 0.843, 0.860, bf16 0.867, 0.913, 0.909, of 11587 x 11587 0.856 and 0.878 (three and four), fp32 0.867,
-0.916, 0.907, fp64 0.855 and 0.897 (two and three); beside an operand that is not turned bf16 0.925 and 0.875."""
+these; four where all elements are bytes, of which one costs more instructions. On an H200, of the wall, with two, three and four blocks:
+int8 0.768, 0.855, 0.883, bf16 0.887, 0.936, 0.930, fp32 0.914, 0.937, 0.927, fp64 0.878, 0.956, 0.953; beside an operand that is not
+turned bf16 0.928, 0.933, 0.924."""
+
+HALO_BLOCKS = 3
+"""The same where only the output's lines are not aligned, and elements have less than four bytes. On an H200, of the wall, with two, three
+and four blocks: int8 0.870, 0.942, 0.932, bf16 0.926, 0.939, 0.937, but fp32 0.968, 0.960, 0.958, fp64 0.966, 0.976, 0.931; where all
+lines are aligned int8 0.965, 0.951, 0.950, bf16 0.983, 0.979, 0.974."""
 
 Family = Literal["dense", "columns", "strips", "rows", "pitched", "tile", "strided", "foreach"]
 
