@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -89,6 +90,40 @@ def test_graphs_replay_with_new_inputs() -> None:
         x, y = torch.randn(2, 512, 512, device="cuda", dtype=bf16)
         torch.compiler.cudagraph_mark_step_begin()
         torch.testing.assert_close(compiled(x, y), residual(swiglu(x, y), x), rtol=0, atol=0)
+
+
+class Block(torch.nn.Module):
+    """Fused functions where models keep them, between matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act, self.sums = swiglu, [residual]
+        self.gate, self.up, self.down = (torch.nn.Linear(256, 256, bias=False, device="cuda", dtype=bf16) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.sums[0](self.down(self.act(self.gate(x), self.up(x))), x)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune-no-cudagraphs"])
+def test_a_block_trains_in_one_graph(mode: str) -> None:
+    torch.manual_seed(7)
+    model = torch.nn.Sequential(Block(), Block())
+    compiled, plain = torch.compile(model, fullgraph=True, mode=mode), copy.deepcopy(model)
+    for _ in range(5):
+        x = torch.randn(64, 256, device="cuda", dtype=bf16)
+        losses = []
+        for run, of in ((compiled, model), (plain, plain)):
+            torch.compiler.cudagraph_mark_step_begin()
+            of.zero_grad()
+            loss = run(x).float().square().mean()
+            loss.backward()
+            losses.append(float(loss))
+            with torch.no_grad():
+                for parameter in of.parameters():
+                    parameter -= 0.1 * parameter.grad
+        assert losses[0] == pytest.approx(losses[1], rel=1e-2)
+    for mine, right in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, right.grad, rtol=0.05, atol=1e-4)
 
 
 def test_out_is_written_in_place() -> None:
