@@ -117,7 +117,7 @@ def test_a_block_trains_in_one_graph(mode: str) -> None:
             of.zero_grad()
             loss = run(x).float().square().mean()
             loss.backward()
-            losses.append(float(loss))
+            losses.append(float(loss.detach()))
             with torch.no_grad():
                 for parameter in of.parameters():
                     parameter -= 0.1 * parameter.grad
