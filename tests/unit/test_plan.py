@@ -760,11 +760,13 @@ def test_every_plan_has_its_reasons() -> None:
         (meta(256, 257, dtype=torch.bfloat16), None, 3),
         (meta(256, 257), None, 3),
         (meta(256, 257), meta(257, 256), 2),
+        (meta(256, 257, dtype=torch.bfloat16), meta(257, 256, dtype=torch.bfloat16), 3),
+        (meta(256, 257, dtype=torch.int8), meta(257, 256, dtype=torch.int8), 3),
         (meta(257, 256, dtype=torch.int8), meta(256, 257, dtype=torch.int8), 2),
     ],
 )
 def test_blocks_that_the_registers_of_a_tile_leave_room_for(x: torch.Tensor, beside: torch.Tensor | None, blocks: int) -> None:
-    f = wl.fuse(lambda x, *beside: torch.add(x, *beside) if beside else x.contiguous(), name="f")
+    f = wl.fuse(lambda x, *beside: torch.add(*beside, x) if beside else x.contiguous(), name="f")
     (kernel,) = f.plan(x.t(), *([] if beside is None else [beside]), target="h200").kernels
     assert kernel.name == "f_tile"
     assert re.search(r"__launch_bounds__\(\d+, (\d)\)", kernel.source)[1] == str(blocks)  # type: ignore[index]

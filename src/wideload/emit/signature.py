@@ -92,11 +92,13 @@ def _least_blocks(program: Program, variant: Variant) -> int | None:
 def _tile_blocks(program: Program, variant: Variant) -> int:
     tile = variant.tile
     assert tile is not None
-    if program.num_functions or {"vector", "realigned", "strided"} & set(variant.loads):
+    is_narrow = tile.width * REGISTER_BYTES > ACCESS_BYTES
+    num_beside = sum(access in ("vector", "realigned", "strided") for access in variant.loads)
+    if program.num_functions or num_beside > (is_narrow and tile.ring > 0):
         return TILE_BLOCKS
     if tile.ring:
-        return BYTE_RING_BLOCKS if tile.width == ACCESS_BYTES else RING_BLOCKS
-    return HALO_BLOCKS if tile.halo and tile.width * REGISTER_BYTES > ACCESS_BYTES else TILE_BLOCKS
+        return BYTE_RING_BLOCKS if tile.width == ACCESS_BYTES and not num_beside else RING_BLOCKS
+    return HALO_BLOCKS if tile.halo and is_narrow else TILE_BLOCKS
 
 
 def _by_value(ctype: str, name: str) -> list[str]:

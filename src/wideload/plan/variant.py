@@ -64,10 +64,10 @@ TILE_BLOCKS = 2
 """Blocks an SM that the registers of such a kernel must leave room for, 64 a thread: while one waits for its loads, the other stores."""
 
 RING_BLOCKS, BYTE_RING_BLOCKS = 3, 4
-"""The same where turned operands come to their tiles past the registers, and neither other operands nor functions of a maths library need
-these; four where all elements are bytes, of which one costs more instructions. On an H200, of the wall, with two, three and four blocks:
-int8 0.768, 0.855, 0.883, bf16 0.887, 0.936, 0.930, fp32 0.914, 0.937, 0.927, fp64 0.878, 0.956, 0.953; beside an operand that is not
-turned bf16 0.928, 0.933, 0.924."""
+"""The same where turned operands come to their tiles past the registers, and no function of a maths library needs these, nor another
+operand, but for one of less than four bytes; four where all elements are bytes, of which one costs more instructions, and all are turned.
+On an H200, of the wall, with two, three and four blocks: int8 0.768, 0.855, 0.883, bf16 0.887, 0.936, 0.930, fp32 0.914, 0.937, 0.927, fp64
+0.878, 0.956, 0.953; beside an operand that is not turned bf16 0.924, 0.932, 0.924."""
 
 HALO_BLOCKS = 3
 """The same where only the output's lines are not aligned, and elements have less than four bytes. On an H200, of the wall, with two, three
