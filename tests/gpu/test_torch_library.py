@@ -123,7 +123,7 @@ def test_a_block_trains_in_one_graph(mode: str) -> None:
                     parameter -= 0.1 * parameter.grad
         assert losses[0] == pytest.approx(losses[1], rel=1e-2)
     for mine, right in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, right.grad, rtol=0.05, atol=1e-4)
+        assert float((mine.grad - right.grad).norm() / right.grad.norm()) < 0.02  # products that are rounded in another order
 
 
 def test_out_is_written_in_place() -> None:
