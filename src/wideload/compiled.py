@@ -68,12 +68,14 @@ def find_proxy(arguments: Any) -> torch.fx.Proxy | None:
 
 def call_operator(f: FusedFunction, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
     """``f(*args, out=out, **kwargs)`` by its operator; by the plain function where no operator gives what eager does."""
+    if args and isinstance(args[0], type) and torch.compiler.is_dynamo_compiling():  # that of a class method
+        return bind_method(f, args[0])(*args[1:], out=out, **kwargs)
     return _call(f, f._identity, (), args, kwargs, out)
 
 
 def call_method(f: FusedFunction, instance: Any, identity: str | None, /, *args: Any, out: Any = None, **kwargs: Any) -> Any:
     """As `call_operator`, of the method ``f`` of ``instance``, which Dynamo traces."""
-    if identity is None:  # an object that was made inside what is compiled
+    if identity is None:  # an object that was made inside what is compiled, or that keeps no bound method
         return f._inline((instance, *args), kwargs, out)
     return _call(f, identity, (instance,), args, kwargs, out)
 
@@ -237,7 +239,8 @@ def _bind_noted(context: Any) -> None:
     value = getattr(instance, "value", None)
     if instance.source is not None and value is not None:
         install_guard(instance.source.make_guard(GuardBuilder.ID_MATCH))
-        _noted.identity = method.value.bound_to(value)._identity
+        bound = method.value.bound_to(value)
+        _noted.identity = bound._identity if bound is method.value.bound_to(value) else None
 
 
 @_runs_as_it_is

@@ -110,19 +110,29 @@ class _Method:
     """What stands in a class for a fused function.
 
     The function is no descriptor itself: Dynamo takes any for one of a class, also where it is an attribute of an object (torch 2.11).
+    Of a class Dynamo reads the very object that stands there, which is called then, and has the function's attributes.
     """
 
-    __slots__ = ("function",)
+    __slots__ = ("_function",)
 
     def __init__(self, function: FusedFunction) -> None:
-        self.function = function
+        self._function = function
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
-            return self.function
+            return self._function
         if is_dynamo_compiling():
-            return bind_method(self.function, instance)
-        return self.function.bound_to(instance)
+            return bind_method(self._function, instance)
+        return self._function.bound_to(instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._function, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Method, (self._function,)
 
 
 class FusedFunction:
@@ -168,8 +178,13 @@ class FusedFunction:
         if not isinstance(self.__wrapped__, staticmethod):
             setattr(owner, name, _Method(self))
 
+    @property
+    def _function(self) -> FusedFunction:
+        """Itself, where what stands in a class for it has it: Dynamo traces through the one, and its guards look into the other."""
+        return self
+
     def bound_to(self, instance: Any) -> FusedFunction:
-        """The function with ``instance`` as its first argument: the same object as long as ``instance`` has a ``__dict__``."""
+        """The function with ``instance``, or a class, as its first argument: the same object where that can have more attributes."""
         attributes = getattr(instance, "__dict__", {})
         key = f"__wideload_{self.__qualname__}_{id(self)}"  # two methods of a class may have one name: lambdas, closures
         bound = attributes.get(key)
@@ -179,6 +194,9 @@ class FusedFunction:
             bound._descriptor = self
             if isinstance(attributes, dict):
                 attributes[key] = bound
+            elif isinstance(instance, type):
+                with contextlib.suppress(TypeError):  # a builtin class
+                    setattr(instance, key, bound)
         return bound
 
     def __reduce__(self) -> str | tuple[Any, ...]:
@@ -189,7 +207,7 @@ class FusedFunction:
                 name
                 for cls in type(instance).__mro__
                 for name, value in vars(cls).items()
-                if isinstance(value, _Method) and value.function is self._descriptor
+                if isinstance(value, _Method) and value._function is self._descriptor
             )
             return getattr, (instance, next(names, self.__wrapped__.__name__))
         return self.__qualname__

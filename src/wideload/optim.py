@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.optim.optimizer import ParamsT
 
 from wideload.dtypes import is_half
@@ -204,12 +205,13 @@ class FusedOptimizer(torch.optim.Optimizer):
                     "Give torch.view_as_real of a complex one."
                 )
 
+    @_disable_dynamo  # as torch.compiler.disable, which would import Dynamo with this module: a second
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient; return what ``closure``, which computes the gradients anew, returns.
 
         One launch for each group, device and dtypes, and one for the step counts. Raises ``LayoutError`` for sparse gradients: the groups
-        before theirs have taken their step then, as with torch's optimizers.
+        before theirs have taken their step then, as with torch's optimizers. ``torch.compile`` breaks the graph here: a step is one launch.
         """
         loss = None
         if closure is not None:

@@ -318,6 +318,16 @@ def test_a_method_binds_self_and_sees_its_attributes_change() -> None:
     assert torch.equal(Scaler.of_class(X), X * 2)
 
 
+def test_a_class_method_is_bound_once_a_class() -> None:
+    fused = Scaler.__dict__["of_class"].__func__
+    slower = type("Slower", (Scaler,), {"rate": 0.5})
+    for _ in range(2):
+        assert torch.equal(slower.of_class(X), X * 0.5)
+        assert torch.equal(Scaler.of_class(X), X * 2)
+    assert fused.bound_to(slower) is fused.bound_to(slower) is not fused.bound_to(Scaler)
+    assert pickle.loads(pickle.dumps(Scaler.__dict__["apply"]))._function is Scaler.apply
+
+
 def test_copies_of_an_object_have_methods_of_their_own() -> None:
     first = Scaler(1.0)
     first.apply(X)

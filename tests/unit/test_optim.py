@@ -356,6 +356,24 @@ def test_a_closure_is_called_with_gradients_and_its_loss_returned() -> None:
     assert ours.step() is None
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_step_inside_what_is_compiled_is_the_same_step() -> None:
+    def step(p: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+        (p * p).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    p = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
+    optimizer = wl.optim.SGD([p], lr=0.25)
+    torch.compiler.reset()
+    for _ in range(3):
+        torch.compile(step, backend="aot_eager")(p, optimizer)
+    p.grad = torch.ones(2)
+    torch.compile(optimizer.step, backend="aot_eager")()
+    assert p.tolist() == [0.125 - 0.25, -0.25 - 0.25]  # halved by each of three
+    torch.compiler.reset()
+
+
 def test_step_hooks_are_called() -> None:
     ours, mine, _, _ = both("AdamW")
     seen: list[str] = []

@@ -200,6 +200,7 @@ def test_without_cuobjdump_the_error_says_what_to_install(tmp_path: Path, monkey
     sass.find_cuobjdump.cache_clear()
     monkeypatch.setitem(sys.modules, "cuda.pathfinder", None)
     monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(sass, "_find_in_triton", lambda _: None)  # which builds of torch for CUDA bring
     (tmp_path / "x").write_text("nothing")
     with pytest.raises(CompileError, match="install the wheel nvidia-cuda-cuobjdump"):
         read_images(tmp_path / "x")
