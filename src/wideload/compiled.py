@@ -68,7 +68,7 @@ def find_proxy(arguments: Any) -> torch.fx.Proxy | None:
 
 def call_operator(f: FusedFunction, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
     """``f(*args, out=out, **kwargs)`` by its operator; by the plain function where no operator gives what eager does."""
-    if args and isinstance(args[0], type) and torch.compiler.is_dynamo_compiling():  # that of a class method
+    if torch.compiler.is_dynamo_compiling() and f.is_unbound(args):
         return bind_method(f, args[0])(*args[1:], out=out, **kwargs)
     return _call(f, f._identity, (), args, kwargs, out)
 

@@ -161,6 +161,7 @@ class FusedFunction:
         self._identity = note_function(self)
         self._operator_base: str | None = None
         self._descriptor: FusedFunction | None = None  # what this is the bound method of
+        self._owners: tuple[type, ...] = ()  # the classes that have it in their bodies
         self._traces: dict[Any, Traced] = {}
         self._sized: dict[Any, None] = {}  # signatures of functions that read sizes: their traces hold for one set of shapes
         self._prepared: dict[Any, _Prepared] = {}
@@ -176,7 +177,12 @@ class FusedFunction:
     def __set_name__(self, owner: type, name: str) -> None:
         """A fused function in the body of a class is a method: ``self`` is bound, and what it reads of ``self`` is read at each call."""
         if not isinstance(self.__wrapped__, staticmethod):
+            self._owners = (*self._owners, owner)
             setattr(owner, name, _Method(self))
+
+    def is_unbound(self, args: tuple[Any, ...]) -> bool:
+        """Whether the first of a call's arguments is what a method is bound to: a class, or an object of one that has it in its body."""
+        return len(args) > 0 and isinstance(args[0], (type, *self._owners)) and not isinstance(args[0], torch.Tensor)
 
     @property
     def _function(self) -> FusedFunction:
@@ -230,7 +236,7 @@ class FusedFunction:
                 return result
         if is_traced(args, kwargs):
             return self._inline(args, kwargs, out)
-        if args and isinstance(args[0], type):  # that of a class method
+        if self.is_unbound(args):
             return self.bound_to(args[0])(*args[1:], out=out, **kwargs)
         try:
             call = self._bind(args, kwargs)

@@ -315,6 +315,7 @@ def test_a_method_binds_self_and_sees_its_attributes_change() -> None:
     assert a.apply.plan(X, target="sm_90").kernels[0].name == "apply_dense"
     assert torch.equal(Scaler.static(X), X + 1)
     assert torch.equal(a.static(X), X + 1)
+    assert torch.equal(Scaler.apply(b, X, s=2.0), X * 4 * 2 - 1)
     assert torch.equal(Scaler.of_class(X), X * 2)
 
 
