@@ -19,7 +19,7 @@ import re
 import threading
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -162,7 +162,7 @@ def _evaluate(node: ast.expr, operands: Sequence[Any]) -> Any:
 def bind_symbolic(f: FusedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The call, to be traced with the sizes of the example that is being compiled for; no size is fixed by that."""
     call = f._bind(args, kwargs)
-    if any(isinstance(size, torch.SymInt) for tensor in call.tensors for size in tensor.shape):
+    if _has_symbols(call.tensors):
         shapes = call.shapes = [tuple(map(_hint, tensor.shape)) for tensor in call.tensors]
         renewed = {id(of): replace(of, shape=shapes[at]) for at, of in call.entered.values()}
         call.spec = map_structure(lambda leaf: renewed.get(id(leaf), leaf), call.spec)
@@ -398,7 +398,8 @@ class _Operator:
             key, traced = f._run(bound, lambda key, traced: (key, traced))
             wanted = _in_call(bound.tensors, operands, wants)
             saved = find_saved(f, bound, key, traced, wanted)
-            recorded = f._operation_of(key, traced).recorded_results(wanted)
+            op = f._operation_of(key, traced)
+            recorded = op.recorded_results(wanted)
         read = frozenset(range(len(bound.tensors)) if saved is None else saved)
         places = {id(tensor): at for at, tensor in enumerate(bound.tensors)}
         kinds, kept = "", []
@@ -407,6 +408,11 @@ class _Operator:
             kinds += kind if is_read else "m"
             if kind in "tds" and is_read:
                 kept.append(operand)
+        # Derived for the sizes at hand. Where they are symbols, what broadcasts is fixed for all; what views do is not looked into.
+        is_for_all = saved is not None and (not _has_symbols(bound.tensors) or not traced.expr.has_views)
+        is_for_all &= all(tensor.device == bound.device for tensor in bound.tensors)
+        ctx.find_passed = functools.partial(op.find_passed, _hinted_layouts(bound), bound.device.type) if is_for_all else None
+        ctx.tensors = [next(at for at, operand in enumerate(operands) if operand is tensor) for tensor in bound.tensors]
         ctx.kinds, ctx.call = kinds, call
         ctx.numbers = [operand for kind, operand in zip(self.kinds, operands, strict=True) if kind in "fic"]
         ctx.unread = [(o.shape, o.stride(), o.dtype) for kind, o in zip(kinds, operands, strict=True) if kind == "m"]
@@ -416,20 +422,23 @@ class _Operator:
         ctx.mark_non_differentiable(*(out for out, is_recorded in zip(outputs, recorded, strict=True) if not is_recorded))
 
     def backward(self, ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        """The gradients of the operands that want one, by an operator of their own."""
-        wants = ctx.needs_input_grad
-        wanted = [at for at, kind in enumerate(self.kinds) if kind == "t" and wants[at]]
-        present = [grad for grad in grads if grad is not None]
+        """The gradients of the operands that want one: an incoming one where it is that as it stands, the others by an operator."""
         given: list[torch.Tensor | None] = [None] * (len(self.kinds) + 1)
-        if not present or not wanted:
+        present = [grad for grad in grads if grad is not None]
+        if not present:
+            return tuple(given)
+        wants, arrived = [ctx.needs_input_grad[at] for at in ctx.tensors], [grad is not None for grad in grads]
+        passed = ctx.find_passed(tuple(arrived), tuple(wants)) if ctx.find_passed else {}
+        for tensor, result in passed.items():
+            given[ctx.tensors[tensor]] = grads[result]
+        wanted = sorted(at for at, is_wanted in zip(ctx.tensors, wants, strict=True) if is_wanted and given[at] is None)
+        if not wanted:
             return tuple(given)
         saved, numbers, unread = iter(ctx.saved_tensors), iter(ctx.numbers), iter(ctx.unread)
         operands: list[Any] = []
         for kind in ctx.kinds:
             operands += next(unread) if kind == "m" else [next(saved if kind in "tds" else numbers)]
-        bits = "".join(str(int(kind == "t" and wants[at])) for at, kind in enumerate(self.kinds))
-        arrived = "".join(str(int(grad is not None)) for grad in grads)
-        name = registered(f"{self.name}_backward_{ctx.kinds}_{bits}_{arrived}")
+        name = registered(f"{self.name}_backward_{ctx.kinds}_{_bits(at in wanted for at in range(len(self.kinds)))}_{_bits(arrived)}")
         found = getattr(torch.ops.wideload, name).default(*operands, *present, ctx.call)
         for at, grad in zip(wanted, [found] if isinstance(found, torch.Tensor) else found, strict=True):
             given[at] = grad
@@ -542,6 +551,21 @@ def _in_call(tensors: Sequence[torch.Tensor], operands: Sequence[Any], marks: Se
     return tuple(id(tensor) in marked for tensor in tensors)
 
 
+def _bits(marks: Iterable[bool]) -> str:
+    return "".join(str(int(mark)) for mark in marks)
+
+
+def _has_symbols(tensors: Sequence[torch.Tensor]) -> bool:
+    return any(isinstance(size, torch.SymInt) for tensor in tensors for size in tensor.shape)
+
+
+def _hinted_layouts(bound: Any) -> list[NodeLayout]:
+    """Those of the call's tensors."""
+    shapes = bound.shapes or [tuple(tensor.shape) for tensor in bound.tensors]
+    strides = [tuple(map(_hint, tensor.stride())) for tensor in bound.tensors]
+    return [NodeLayout(*layout) for layout in zip(shapes, strides, strict=True)]
+
+
 def _fix_sizes(tensors: Sequence[torch.Tensor]) -> None:
     """Another size is another trace: torch guards what is read as an int."""
     for tensor in tensors:
@@ -551,10 +575,7 @@ def _fix_sizes(tensors: Sequence[torch.Tensor]) -> None:
 
 def find_saved(f: FusedFunction, bound: Any, key: Any, traced: Traced, wanted: tuple[bool, ...]) -> tuple[int, ...] | None:
     """The tensors of the call whose values gradients read; None where torch's own operators have to be recorded."""
-    shapes = bound.shapes or [tuple(tensor.shape) for tensor in bound.tensors]
-    strides = [tuple(map(_hint, tensor.stride())) for tensor in bound.tensors]
-    layouts = [NodeLayout(*layout) for layout in zip(shapes, strides, strict=True)]
-    return f._operation_of(key, traced).find_read(layouts, bound.device.type, wanted)
+    return f._operation_of(key, traced).find_read(_hinted_layouts(bound), bound.device.type, wanted)
 
 
 # ---- registering

@@ -335,6 +335,19 @@ class DifferentiableOp:
         except DtypeError:  # a rule compares, and these numbers are complex
             return None
 
+    def find_passed(
+        self, operands: Sequence[NodeLayout], device_type: str, present: tuple[bool, ...], wanted: tuple[bool, ...]
+    ) -> dict[int, int]:
+        """Of the inputs ``wanted``, those whose gradient is an incoming one as it stands: that of which of the ``fresh`` results."""
+        gradient, _ = self.derive(replay_layout(self.expr, operands, device_type), present, wanted)
+        incoming = {len(gradient.inputs) + at: self.fresh.index(position) for at, position in enumerate(gradient.incoming)}
+        nodes = {
+            of.operand: gradient.expr.nodes[gradient.expr.outputs[of.terms[0].output]]
+            for of in gradient.gradients
+            if len(of.terms) == 1 and not of.terms[0].num_summed
+        }
+        return {at: incoming[node.operand] for at, node in nodes.items() if isinstance(node, Load) and node.operand in incoming}
+
     def gradients(
         self,
         tensors: Sequence[torch.Tensor],

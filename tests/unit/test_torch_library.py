@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -461,7 +463,74 @@ def test_only_what_gradients_read_is_saved() -> None:
     x, y = torch.randn(3, 4, requires_grad=True), torch.randn(4, requires_grad=True)
     met = operators(lambda: (residual(x, y).sum() + swiglu(x, y).sum()).backward())
     backwards = [operator.__name__.partition("_backward_")[2] for operator, _ in met if "_backward_" in operator.__name__]
-    assert sorted(backwards) == ["mm_11_1.default", "tt_11_1.default"]
+    assert sorted(backwards) == ["mm_01_1.default", "tt_11_1.default"]
+
+
+def backward_graph(fn: Callable[..., Any], *tensors: torch.Tensor, **options: Any) -> tuple[list[Any], list[torch.Tensor]]:
+    """What the compiled backward of ``fn`` calls, less views of sizes, and the gradients of those tensors that want one."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph.forward), bw_compiler=keep)
+    compiled = torch.compile(fn, fullgraph=True, backend=backend, **options)
+    leaves = [tensor for tensor in tensors if tensor.requires_grad]
+    outs = compiled(*tensors)
+    outs = outs if isinstance(outs, tuple) else (outs,)
+    weights = [torch.arange(out.numel()).view(out.shape).cos().to(out.dtype) for out in outs]
+    grads = torch.autograd.grad(outs, leaves, weights)
+    (graph,) = graphs
+    torch.testing.assert_close(grads, torch.autograd.grad(fn(*tensors), leaves, weights))
+    return [node.target for node in graph.graph.nodes if node.op == "call_function"], list(grads)
+
+
+wide_residual = wl.fuse(lambda x, y: x.float() * 2 + y, name="wide_residual")
+dropped = wl.fuse(lambda x, y, p: F.dropout(x, p) + y, name="dropped")
+rounded = wl.fuse(lambda x, y: x + y, name="rounded", numerics="eager")
+sum_and_first = wl.fuse(lambda x, y: (x + y, x * 1.5), name="sum_and_first")
+
+
+@pytest.mark.parametrize("is_dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("fn", "shapes", "dtypes", "bits"),
+    [
+        (residual, [(4, 6), (4, 6)], [f32, f32], ""),
+        (residual, [(4, 6), (4, 6)], [bf16, bf16], ""),
+        (rounded, [(4, 6), (4, 6)], [bf16, bf16], ""),
+        (residual, [(4, 6), (6,)], [f32, f32], "01"),
+        (residual, [(4, 1), (4, 6)], [f32, f32], "10"),
+        (residual, [(4, 6), (4, 6)], [bf16, f32], "10"),
+        (wide_residual, [(4, 6), (4, 6)], [bf16, f32], "10"),
+        (swiglu, [(4, 6), (4, 6)], [f32, f32], "11"),
+        (sum_and_first, [(4, 6), (4, 6)], [f32, f32], "10"),
+        (lambda x, y: residual(residual(x, y), y), [(4, 6), (4, 6)], [f32, f32], ""),
+        (lambda x, y: residual(x.t(), y), [(6, 4), (4, 6)], [f32, f32], ""),
+    ],
+)  # fmt: skip
+def test_a_gradient_that_arrives_as_it_is_wanted_is_handed_on(
+    fn: Callable[..., Any], shapes: list[tuple[int, ...]], dtypes: list[torch.dtype], bits: str, is_dynamic: bool
+) -> None:
+    """No operator is asked for it, and nothing copies it; what is summed, cast or scaled is the operator's."""
+    tensors = [torch.randn(shape).to(dtype).requires_grad_() for shape, dtype in zip(shapes, dtypes, strict=True)]
+    targets, _ = backward_graph(lambda *tensors: fn(*tensors), *tensors, dynamic=is_dynamic)
+    ours = [target.__name__ for target in targets if getattr(target, "namespace", None) == torch_library.NAMESPACE]
+    assert [name.split("_backward_")[1].split("_")[1] for name in ours] == [bits] * bool(bits)
+    assert not any(word in str(target) for target in targets for word in ("clone", "copy"))
+
+
+def test_what_may_be_the_identity_at_one_size_alone_is_computed() -> None:
+    """Two rows of which the first two go behind the others are as they were; five are not."""
+    turned = wl.fuse(lambda x: torch.cat((x[2:], x[:2])), name="turned")
+    x = torch.randn(2, 3, requires_grad=True)
+    assert len(backward_graph(lambda x: turned(x), x, dynamic=False)[0]) == 0
+    torch.compiler.reset()
+    assert len(backward_graph(lambda x: turned(x), x, dynamic=True)[0]) == 1
+    compiled = torch.compile(lambda x: turned(x), fullgraph=True, backend="aot_eager", dynamic=True)
+    for size in (2, 5, 3):
+        x = torch.randn(size, 3)
+        assert_same(gradients(compiled, x), gradients(lambda x: torch.cat((x[2:], x[:2])), x))
 
 
 # ---- operators
