@@ -261,18 +261,18 @@ def find_shortcut(
 class Shortcuts:
     """Those of one function: the last that was taken, and by ``key_of`` a call a few each, for strides and alignments that come in turn."""
 
-    __slots__ = ("_kept", "_key_of", "_last")
+    __slots__ = ("_kept", "_key_of", "last")
 
     def __init__(self, key_of: Callable[[tuple[Any, ...], dict[str, Any], torch.Tensor | None], Any] = shortcut_key) -> None:
         self._key_of, self._kept = key_of, dict[Any, tuple[Shortcut, ...]]()
-        self._last: Shortcut | None = None
+        self.last: Shortcut | None = None
 
     def __len__(self) -> int:
         return sum(map(len, self._kept.values()))
 
     def take(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor | None = None) -> Any:
         """What the call returns, or `MISSED` where none is of a call like it."""
-        last = self._last
+        last = self.last
         if last is None:
             return MISSED
         result = last(args, kwargs, out)
@@ -282,7 +282,7 @@ class Shortcuts:
         for other in self._kept.get(self._key_of(args, kwargs, out), ()):
             result = MISSED if other is last else other(args, kwargs, out)
             if result is not MISSED:
-                self._last = other
+                self.last = other
                 return result
         return MISSED
 
@@ -290,7 +290,7 @@ class Shortcuts:
         """Keep the shortcut of this call."""
         key = self._key_of(args, kwargs, out)
         remember(self._kept, key, (shortcut, *self._kept.get(key, ())[: _MOST_ALIKE - 1]))
-        self._last = shortcut
+        self.last = shortcut
 
 
 _MOST_ALIKE = 4

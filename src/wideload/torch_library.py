@@ -29,7 +29,7 @@ from wideload.errors import GradError, TraceError
 from wideload.execute import node_dtype
 from wideload.expr import is_view_of_operand
 from wideload.layout import like_strides
-from wideload.modes import no_modes
+from wideload.modes import is_looked_into, no_modes
 from wideload.random import draw_seed
 from wideload.replay import NodeLayout
 from wideload.shortcut import MISSED, Found, Shortcuts, find_shortcut
@@ -463,6 +463,10 @@ class _Backward(NamedTuple):
     wanted: str
     present: str
 
+    @property
+    def f(self) -> FusedFunction:
+        return self.forward.f
+
     def split(self, arguments: Sequence[Any]) -> tuple[list[Any], list[torch.Tensor], str]:
         """Operands as those of ``forward``, an `_Unread` in the place of each ``m``; gradients; the call."""
         given = iter(arguments)
@@ -474,7 +478,7 @@ class _Backward(NamedTuple):
         """The gradients, in the strides of new tensors like the operands."""
         forward = self.forward
         arguments = _with_numbers(self.kinds.replace("m", "mmm"), arguments)
-        shortcuts = _shortcuts_of(forward.f, self.name)
+        shortcuts = _shortcuts_of(self.f, self.name)
         if (taken := shortcuts.take(arguments, {})) is not MISSED:
             return taken
         given, grads, call = self.split(arguments)
@@ -523,7 +527,7 @@ class _Backward(NamedTuple):
     def refuse(self, ctx: Any, *grads: torch.Tensor | None) -> None:
         """Second derivatives."""
         raise GradError(
-            f"the operator of {self.forward.f.__name__}'s gradients has no gradient itself, as torch.compile has no second derivatives. "
+            f"the operator of {self.f.__name__}'s gradients has no gradient itself, as torch.compile has no second derivatives. "
             "Call the function outside torch.compile for these."
         )
 
@@ -659,6 +663,7 @@ def _register(name: str) -> None:
         return
     _implement(name, operator.compute, operator.pretend)
     torch.library.register_autograd(f"{NAMESPACE}::{name}", operator.backward, setup_context=operator.save, lib=_library)
+    _pass_autograd(name, operator, operator.kinds)
 
 
 def _register_backward(name: str, found: re.Match[str]) -> None:
@@ -672,6 +677,7 @@ def _register_backward(name: str, found: re.Match[str]) -> None:
     _define(name, operands, backward.wanted.count("1"), ())
     _implement(name, backward.compute, backward.pretend)
     torch.library.register_autograd(f"{NAMESPACE}::{name}", backward.refuse, lib=_library)
+    _pass_autograd(name, backward, backward.kinds)
 
 
 def _define(name: str, operands: Sequence[str], results: int, tags: Sequence[torch.Tag]) -> None:
@@ -683,6 +689,29 @@ def _implement(name: str, compute: Callable[..., Any], pretend: Callable[..., An
     _library.impl(name, compute, "CPU")  # type: ignore[no-untyped-call]
     _library.impl(name, compute, "CUDA")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"{NAMESPACE}::{name}", pretend, lib=_library)
+
+
+def _pass_autograd(name: str, operator: _Operator | _Backward, kinds: str) -> None:
+    """Let calls that are not recorded pass by what `torch.library.register_autograd` has registered, which is Python, 4 us a call."""
+    if "d" in kinds or not hasattr(torch.library, "get_kernel"):  # a number is read out of its tensor below all modes
+        return
+    for key in ("AutogradCPU", "AutogradCUDA"):
+        _library.impl(name, _passing(name, operator, torch.library.get_kernel(f"{NAMESPACE}::{name}", key)), key, with_keyset=True)  # type: ignore[no-untyped-call]
+
+
+def _passing(name: str, operator: _Operator | _Backward, recording: Any) -> Callable[..., Any]:
+    """The operator, in whose place is ``recording`` where autograd or a mode has to see the call."""
+
+    def call(keys: Any, *arguments: Any) -> Any:
+        last = _shortcuts_of(operator.f, name).last
+        if last is not None and (result := last(arguments, {}, None)) is not MISSED:
+            return result
+        tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
+        if is_looked_into(tensors) or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
+            return recording.call_boxed(keys, *arguments)
+        return operator.compute(*arguments)
+
+    return call
 
 
 def _register_seed() -> None:

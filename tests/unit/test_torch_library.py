@@ -392,6 +392,47 @@ def test_what_a_function_defaults_to_and_torchs_default_dtype(bound: list[Any], 
     assert_same(operator(x, "(_0)"), torch.full((3,), 7.0))
 
 
+def test_what_looks_into_a_call_or_records_it_sees_it(launched: list[Any]) -> None:
+    """Also where it is like an earlier one that was launched at once."""
+    operator = operator_of(fresh(lambda x, y: x * y), "tt")
+    x, y = torch.randn(2, 3, 4).unbind()
+    for given in ((x, y), (x.t(), y.t()), (x, y)):
+        operator(*given, "(_0, _1)")
+    assert len(operators(lambda: operator(x, y, "(_0, _1)"))) == 1
+    graph = make_fx(lambda x, y: operator(x, y, "(_0, _1)"), tracing_mode="symbolic")(x, y)
+    assert [node.target for node in graph.graph.nodes if node.op == "call_function"] == [operator.default]
+    leaf = x.clone().requires_grad_()
+    for is_enabled in (True, False, True):
+        with torch.set_grad_enabled(is_enabled):
+            result = operator(leaf, y, "(_0, _1)")
+        assert result.requires_grad is is_enabled
+    assert_same(torch.autograd.grad(result.sum(), leaf), (y,))
+
+
+def test_what_is_compiled_passes_autograd(launched: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is recorded in compiled code: no call goes the way of recorded ones."""
+    recorded: list[Any] = []
+    passing = torch_library._passing
+
+    class Recording:
+        def __init__(self, kernel: Any) -> None:
+            self.kernel = kernel
+
+        def call_boxed(self, keys: Any, *arguments: Any) -> Any:
+            recorded.append(arguments)
+            return self.kernel.call_boxed(keys, *arguments)
+
+    monkeypatch.setattr(torch_library, "_passing", lambda name, operator, kernel: passing(name, operator, Recording(kernel)))
+    f = fresh(lambda x, y: F.silu(x) * y)
+    run = torch.compile(lambda x, y: f(x, y), fullgraph=True, backend="aot_eager")
+    leaves = [tensor.requires_grad_() for tensor in torch.randn(2, 3, 4).unbind()]
+    torch.autograd.grad(run(*leaves).sum(), leaves)
+    assert recorded  # by the tracer
+    recorded.clear(), launched.clear()
+    torch.autograd.grad(run(*leaves).sum(), leaves)
+    assert (recorded, len(launched)) == ([], 2)
+
+
 def test_dtypes_that_are_promised_later(launched: list[Any]) -> None:
     global WIDE
     WIDE = f64
