@@ -26,7 +26,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import wideload as wl
-from wideload import torch_library
+from wideload import torch_library, torch_op
+from wideload.reference import evaluate_expr
 from wideload.shortcut import find_likeness
 from wideload.torch_op import DifferentiableOp
 
@@ -268,7 +269,11 @@ def launched(monkeypatch: pytest.MonkeyPatch, either: str) -> list[Any]:
 
         def launch(operands: Sequence[torch.Tensor], numbers: tuple[Any, ...]) -> Sequence[torch.Tensor]:
             log.append(operands)
-            return found.run(operands, numbers, None)
+            if not op.sums_rows:
+                return found.run(operands, numbers, None)
+            values = evaluate_expr(op.expr, [output.node for output in found.outputs], operands, numbers, numerics=op.numerics)
+            results = zip(values, found.outputs, strict=True)
+            return [value if of.parts is None else value.sum(0).to(of.dtype) for value, of in results]
 
         return dataclasses.replace(found, launch=launch, likeness=find_likeness(tensors))
 
@@ -356,6 +361,21 @@ def test_gradients_that_take_more_than_a_launch(bound: list[Any], launched: list
             torch.testing.assert_close(have, (of_x, of_y))
             assert len({tensor.data_ptr() for tensor in (*have, grad)}) == 3
             assert bound
+
+
+def test_sums_of_rows_are_launched_at_once(bound: list[Any], launched: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the kernels add them up; the parts that they leave behind are no result."""
+    monkeypatch.setattr(torch_op, "has_kernels", lambda device: True)
+    monkeypatch.setattr(DifferentiableOp, "_plans", lambda *_: ())
+    f = fresh(lambda x, bias: F.silu(x + bias))
+    run = torch.compile(lambda x, bias: f(x, bias), fullgraph=True, backend="aot_eager")
+    for step in range(4):
+        leaves = [torch.randn(shape, dtype=f64, requires_grad=True) for shape in ((40, 6), (6,))]
+        bound.clear(), launched.clear()
+        got = torch.autograd.grad(run(*leaves).cos().sum(), leaves)
+        torch.testing.assert_close(got, torch.autograd.grad(F.silu(leaves[0] + leaves[1]).cos().sum(), leaves), rtol=1e-13, atol=1e-13)
+        assert len(launched) == 2
+        assert step < 2 or not bound
 
 
 def test_draws_and_changing_numbers_are_launched_at_once(bound: list[Any], launched: list[Any]) -> None:
