@@ -203,9 +203,12 @@ class FusedFunction:
         """
         if is_dynamo_compiling():
             return call_operator(self, args, kwargs, out)
-        if out is None or isinstance(out, torch.Tensor):
-            result = self._shortcuts.take(args, kwargs, out)
+        last = self._shortcuts.last
+        if last is not None and (out is None or isinstance(out, torch.Tensor)):
+            result = last(args, kwargs, out)
             if result is not MISSED:
+                return result
+            if (result := self._shortcuts.take_another(last, args, kwargs, out)) is not MISSED:
                 return result
         if is_traced(args, kwargs):
             return self._inline(args, kwargs, out)

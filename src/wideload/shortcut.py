@@ -276,9 +276,10 @@ class Shortcuts:
         if last is None:
             return MISSED
         result = last(args, kwargs, out)
-        return self._take_another(last, args, kwargs, out) if result is MISSED else result
+        return self.take_another(last, args, kwargs, out) if result is MISSED else result
 
-    def _take_another(self, last: Shortcut, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor | None) -> Any:
+    def take_another(self, last: Shortcut, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor | None) -> Any:
+        """As `take`, where ``last`` has missed."""
         for other in self._kept.get(self._key_of(args, kwargs, out), ()):
             result = MISSED if other is last else other(args, kwargs, out)
             if result is not MISSED:
