@@ -240,6 +240,11 @@ class Expr:
         """Whether a node is random."""
         return any(isinstance(node, Draw) for node in self.nodes)
 
+    @property
+    def has_views(self) -> bool:
+        """Whether a node is a view or is put together from parts."""
+        return any(isinstance(node, Viewed | Joined) for node in self.nodes)
+
     def __str__(self) -> str:
         lines = [f"{self.name}({', '.join(f'{x.name}: {dtype_name(x.dtype)}[{x.ndim}d]' for x in self.operands)})"]
         for number, node in enumerate(self.nodes):

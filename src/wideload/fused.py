@@ -48,7 +48,7 @@ from wideload.planned import Plan
 from wideload.reference import evaluate_expr, with_seed
 from wideload.remembered import remember
 from wideload.replay import NodeLayout, replay_layout
-from wideload.shortcut import MISSED, STATIC_TYPES, Shortcut, are_immutable, find_circumstances, find_shortcut, shortcut_key
+from wideload.shortcut import MISSED, STATIC_TYPES, Found, Shortcuts, are_immutable, find_circumstances, find_shortcut, kinds_of
 from wideload.steps import Steps, run_steps, steps_into, steps_of_new
 from wideload.structure import are_same, map_structure, same_structure
 from wideload.torch_library import note_function
@@ -155,11 +155,11 @@ class FusedFunction:
         unknown = self._static.difference(parameters) if self._signature else ()
         if unknown:
             raise TraceError(f"static= names {sorted(unknown)}, but {self.__name__} has the parameters {parameters}")
-        self._shortcut: Shortcut | None = None  # that of the last call that had one
-        self._shortcuts: dict[Any, tuple[Shortcut, ...]] = {}
+        self._shortcuts = Shortcuts()
         self._names, self._starred = _positional_names(self._signature)
         self._identity = note_function(self)
         self._operator_base: str | None = None
+        self._operator_shortcuts: dict[str, Shortcuts] = {}  # by the operator's name: it outlives a method's object
         self._descriptor: FusedFunction | None = None  # what this is the bound method of
         self._owners: tuple[type, ...] = ()  # the classes that have it in their bodies
         self._traces: dict[Any, Traced] = {}
@@ -227,12 +227,12 @@ class FusedFunction:
         """
         if is_dynamo_compiling():
             return call_operator(self, args, kwargs, out)
-        last = self._shortcut
+        last = self._shortcuts.last
         if last is not None and (out is None or isinstance(out, torch.Tensor)):
             result = last(args, kwargs, out)
             if result is not MISSED:
                 return result
-            if (result := self._take_another(last, args, kwargs, out)) is not MISSED:
+            if (result := self._shortcuts.take_another(last, args, kwargs, out)) is not MISSED:
                 return result
         if is_traced(args, kwargs):
             return self._inline(args, kwargs, out)
@@ -698,33 +698,24 @@ class FusedFunction:
 
     # ---- calls like earlier ones
 
-    def _take_another(self, last: Shortcut, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor | None) -> Any:
-        """What a call like an earlier one than the last returns, or ``MISSED``."""
-        for other in self._shortcuts.get(shortcut_key(args, kwargs, out), ()):
-            result = MISSED if other is last else other(args, kwargs, out)
-            if result is not MISSED:
-                self._shortcut = other
-                return result
-        return MISSED
-
     def _keep_shortcut(self, call: _Call, find_steps: Callable[[], Steps], out: torch.Tensor | None = None) -> None:
         """Let calls like this one take these steps from now on, where calls like it can be told."""
-        fn = self.__wrapped__
-        is_fixed = not getattr(fn, "__kwdefaults__", None) and are_immutable(getattr(fn, "__defaults__", None))
-        if call.given is None or not is_fixed:
+        found = None if call.given is None else self.find_circumstances(call.traced_with)
+        if call.given is None or found is None:
             return
         args, kwargs = call.given
         if kwargs and self._signature and [*self._signature.bind(*args, **kwargs).arguments][-len(kwargs) :] != [*kwargs]:
             return  # given in another order than the parameters'
-        static = [name in self._static for name in (*self._given_names(len(args)), *kwargs)]
-        found = find_circumstances(fn, self._captures, *call.traced_with)
-        if found is None:
-            return
-        shortcut = find_shortcut(args, kwargs, out, call.tensors, call.scalars, static, found, find_steps)
+        kinds = kinds_of((*args, *kwargs.values()), [name in self._static for name in (*self._given_names(len(args)), *kwargs)])
+        shortcut = find_shortcut(args, kwargs, out, call.tensors, call.scalars, kinds, found, find_steps)
         if shortcut is not None:
-            key = shortcut_key(args, kwargs, out)
-            remember(self._shortcuts, key, (shortcut, *self._shortcuts.get(key, ())[: _MOST_ALIKE - 1]))
-            self._shortcut = shortcut
+            self._shortcuts.keep(shortcut, args, kwargs, out)
+
+    def find_circumstances(self, traced_with: tuple[Any, ...]) -> tuple[Found, ...] | None:
+        """What a call depends on that was ``traced_with`` this, besides its arguments; None where it has changed, or may without a sign."""
+        fn = self.__wrapped__
+        defaults = *(getattr(fn, "__defaults__", None) or ()), *(getattr(fn, "__kwdefaults__", None) or {}).values()
+        return find_circumstances(fn, self._captures, *traced_with) if are_immutable(defaults) else None
 
     def _given_names(self, num_positional: int) -> list[str]:
         """The parameters that so many positional arguments go to."""
@@ -753,7 +744,7 @@ class FusedFunction:
         op, returned = self._operation_of(key, traced), _returned(traced)
         results = op(call.tensors, tuple(call.scalars), call.device, recipe=functools.partial(self._recipe, call, backward=True))
         if returned is not None and call.device.type == "cuda":
-            self._keep_shortcut(call, lambda: run_steps(op.again(call.tensors, call.device), returned, len(call.tensors)))
+            self._keep_shortcut(call, lambda: run_steps(op.again(call.tensors, call.device), returned, range(len(call.tensors))))
         return self._assemble(call, traced, results)
 
     def _operation_of(self, key: Any, traced: Traced) -> DifferentiableOp:
@@ -977,10 +968,6 @@ def fuse(
         raise TraceError(f'compile={compile!r}; allowed: "op" and "inline"')
     options = FuseOptions(name, (static,) if isinstance(static, str) else tuple(static), numerics, fast_math, compile)
     return FusedFunction(fn, options) if fn is not None else functools.partial(FusedFunction, options=options)
-
-
-_MOST_ALIKE = 4
-"""Shortcuts kept of calls of one set of shapes and dtypes: strides and alignments that come in turn."""
 
 
 _MAX_LISTED = 64

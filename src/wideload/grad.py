@@ -430,7 +430,10 @@ class _Deriving:
 
     def _rounded(self, value: _Value, dtype: torch.dtype) -> _Value:
         """The value rounded to a half, where eager PyTorch rounds."""
-        return self._builder.add(Cast(value.number, dtype, len(value.shape)), value.shape) if self._rounds and is_half(dtype) else value
+        is_stored = isinstance(self._builder.nodes[value.number], Load) and value.dtype == dtype
+        if is_stored or not self._rounds or not is_half(dtype):
+            return value
+        return self._builder.add(Cast(value.number, dtype, len(value.shape)), value.shape)
 
     def _settled(self, place: _Place) -> list[_Adjoint]:
         """The adjoints of a place, one for each lead: sums, and pieces put together."""

@@ -5,6 +5,7 @@ Knows tensors, launches and how arguments are given; never expressions, nor how 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,18 +18,22 @@ from wideload.launch import DATA_PTR
 from wideload.native import Either
 from wideload.outputs import extent_of
 from wideload.plan import ACCESS_BYTES
+from wideload.remembered import remember
 from wideload.steps import Steps, define, tuple_of
 from wideload.structure import are_same
 
 __all__ = [
     "MISSED",
     "STATIC_TYPES",
+    "Found",
     "Likeness",
     "Shortcut",
+    "Shortcuts",
     "are_immutable",
     "find_circumstances",
     "find_likeness",
     "find_shortcut",
+    "kinds_of",
     "shortcut_key",
 ]
 
@@ -71,12 +76,14 @@ def find_circumstances(function: Any, captures: Captures, captured: Any, dtype: 
 
     ``captured`` and the default ``dtype`` are those that its kernels were made with; None where that captured has changed since.
     """
-    guard, has_defaults = captures.find_guard(captured), hasattr(function, "__defaults__")
+    guard, defaults = captures.find_guard(captured), [name for name in ("__defaults__", "__kwdefaults__") if hasattr(function, name)]
     if guard is None:
         return None
+    keywords = getattr(function, "__kwdefaults__", None) or {}  # a dict, whose values change in place
     return (
         (guard, None, True),
-        *([(function, "__defaults__", function.__defaults__)] if has_defaults else []),
+        *[(function, name, getattr(function, name)) for name in defaults],
+        *[(functools.partial(keywords.__getitem__, name), None, value) for name, value in keywords.items()],
         (torch.get_default_dtype, None, dtype),
         (torch.is_grad_enabled, None, torch.is_grad_enabled()),
         (forward_ad, "_current_level", _NO_LEVEL),
@@ -197,24 +204,25 @@ def find_shortcut(
     out: torch.Tensor | None,
     tensors: Sequence[torch.Tensor],
     scalars: Sequence[Any],
-    static: Sequence[bool],
+    kinds: Sequence[str],
     found: tuple[Found, ...],
     find_steps: Callable[[], Steps],
+    *,
+    are_apart: bool = True,
 ) -> Shortcut | None:
     """The shortcut of a call that was taken apart into ``tensors`` and ``scalars``; None where calls like it cannot be told so cheaply.
 
-    ``static`` says of each argument, as it is given, whether a number there is part of the trace. ``found``: its circumstances.
-    ``find_steps``: what such calls do.
+    ``kinds`` are those of the arguments, as `kinds_of` gives them, or ``e`` for what has only to be equal. ``found``: its circumstances.
+    ``find_steps``: what such calls do. ``are_apart``: two tensors in one place are another call, which a function takes for one operand.
     """
     values = (*args, *kwargs.values())
-    kinds = [_kind_of(value, is_static) for value, is_static in zip(values, static, strict=True)]
-    at_kind = {kind: [at for at, of in enumerate(kinds) if of == kind] for kind in "tnc"}
+    at_kind = {kind: [at for at, of in enumerate(kinds) if of == kind] for kind in "tnce"}
     given = [values[at] for at in at_kind["t"]]
     if "" in kinds or [values[at] for at in at_kind["n"]] != [*scalars] or not are_same(given, tensors):
         return None
     if not all(tensor.numel() for tensor in tensors) or len({tensor.device for tensor in tensors}) > 1:
         return None
-    if len({tensor.data_ptr() for tensor in tensors}) != len(tensors):
+    if are_apart and len({tensor.data_ptr() for tensor in tensors}) != len(tensors):
         return None
     is_argument = any(tensor is out for tensor in tensors)
     compared = tensors if out is None or is_argument else (*tensors, out)
@@ -222,7 +230,7 @@ def find_shortcut(
     likeness = find_likeness(compared)
     if places is None or likeness is None:
         return None
-    apart = [(at, other, *_OTHER) for other in range(len(tensors)) for at in range(other)]
+    apart = [(at, other, *_OTHER) for other in range(len(tensors)) for at in range(other)] if are_apart else []
     if torch.cuda.device_count() > 1:
         found = (*found, (torch._C._cuda_getDevice, None, tensors[0].device.index))
     guard = _Guard(likeness, (*apart, *places), found)
@@ -237,6 +245,7 @@ def find_shortcut(
         _missed_if(
             *[f"type({names[at]}) is not kind_{names[at]}" for at in at_kind["n"]],
             *[f"{names[at]} is not constant_{names[at]} and differs({names[at]}, constant_{names[at]})" for at in at_kind["c"]],
+            *[f"{names[at]} != constant_{names[at]}" for at in at_kind["e"]],
             *[f"{name} is not out" for name, tensor in zip(held, tensors, strict=True) if tensor is out],
             f"not is_alike({', '.join([*held, *['out'] * (len(compared) > len(held))])})",
         ),
@@ -244,9 +253,54 @@ def find_shortcut(
     )
     constants = {"MISSED": MISSED, "is_alike": Either(guard.of_python, guard.of_native), "differs": _differs, "by_name": tuple(kwargs)}
     constants |= {f"kind_{names[at]}": type(values[at]) for at in at_kind["n"]}
-    constants |= {f"constant_{names[at]}": values[at] for at in at_kind["c"]}
+    constants |= {f"constant_{names[at]}": values[at] for kind in "ce" for at in at_kind[kind]}
     assert not constants.keys() & steps.names.keys()
     return define("def call(args, kwargs, out=None):", Steps((*lines, *steps.lines), {**constants, **steps.names}))
+
+
+class Shortcuts:
+    """Those of one function: the last that was taken, and by ``key_of`` a call a few each, for strides and alignments that come in turn."""
+
+    __slots__ = ("_kept", "_key_of", "last")
+
+    def __init__(self, key_of: Callable[[tuple[Any, ...], dict[str, Any], torch.Tensor | None], Any] = shortcut_key) -> None:
+        self._key_of, self._kept = key_of, dict[Any, tuple[Shortcut, ...]]()
+        self.last: Shortcut | None = None
+
+    def __len__(self) -> int:
+        return sum(map(len, self._kept.values()))
+
+    def take(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor | None = None) -> Any:
+        """What the call returns, or `MISSED` where none is of a call like it."""
+        last = self.last
+        if last is None:
+            return MISSED
+        result = last(args, kwargs, out)
+        return self.take_another(last, args, kwargs, out) if result is MISSED else result
+
+    def take_another(self, last: Shortcut, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor | None) -> Any:
+        """As `take`, where ``last`` has missed."""
+        for other in self._kept.get(self._key_of(args, kwargs, out), ()):
+            result = MISSED if other is last else other(args, kwargs, out)
+            if result is not MISSED:
+                self.last = other
+                return result
+        return MISSED
+
+    def keep(self, shortcut: Shortcut, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor | None = None) -> None:
+        """Keep the shortcut of this call."""
+        key = self._key_of(args, kwargs, out)
+        remember(self._kept, key, (shortcut, *self._kept.get(key, ())[: _MOST_ALIKE - 1]))
+        self.last = shortcut
+
+
+_MOST_ALIKE = 4
+"""Shortcuts kept of calls of one key."""
+
+
+def kinds_of(values: Sequence[Any], static: Sequence[bool]) -> list[str]:
+    """The kinds of a call's arguments; ``static`` says of each whether a number there is part of the trace."""
+    return [_kind_of(value, is_static) for value, is_static in zip(values, static, strict=True)]
 
 
 def _kind_of(value: Any, is_static: bool) -> str:

@@ -57,10 +57,14 @@ def tuple_of(items: Iterable[str]) -> str:
 
 
 def run_steps(
-    run: Callable[[tuple[torch.Tensor, ...], tuple[Any, ...]], Sequence[torch.Tensor]], returned: int | Sequence[int], num_tensors: int
+    run: Callable[[tuple[torch.Tensor, ...], tuple[Any, ...]], Sequence[torch.Tensor]],
+    returned: int | Sequence[int],
+    tensors: Iterable[int],
+    numbers: Iterable[int] | None = None,
 ) -> Steps:
-    """Return one of what ``run`` makes of the tensors and the numbers, or a tuple of some."""
-    lines = f"outs = run({_tensors(num_tensors)}, numbers)", f"return {_returned('outs[{}]', returned)}"
+    """Return one of what ``run`` makes of these tensors and these of the numbers, or of all, or a tuple of some."""
+    given = "numbers" if numbers is None else tuple_of(f"numbers[{at}]" for at in numbers)
+    lines = f"outs = run({_tensors(tensors)}, {given})", f"return {_returned('outs[{}]', returned)}"
     return Steps(lines, {"run": run})
 
 
@@ -68,8 +72,8 @@ def _returned(each: str, returned: int | Sequence[int]) -> str:
     return each.format(returned) if isinstance(returned, int) else tuple_of(map(each.format, returned))
 
 
-def _tensors(count: int) -> str:
-    return tuple_of(f"t{at}" for at in range(count))
+def _tensors(places: Iterable[int]) -> str:
+    return tuple_of(f"t{at}" for at in places)
 
 
 def steps_of_new(
@@ -120,7 +124,7 @@ def runner_of(
         return run
     steps = steps_of_new(launches, outputs, device, range(len(outputs)), num_tensors)
     lines = ["if current() != index: return elsewhere(tensors, numbers)"]
-    lines += [f"{_tensors(num_tensors)} = tensors"] if num_tensors else []
+    lines += [f"{_tensors(range(num_tensors))} = tensors"] if num_tensors else []
     names = {"current": torch._C._cuda_getDevice, "index": device.index, "elsewhere": run}
     return define("def call(tensors, numbers):", Steps((*lines, *steps.lines), {**steps.names, **names}))
 

@@ -19,7 +19,7 @@ import re
 import threading
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -29,17 +29,17 @@ from wideload.errors import GradError, TraceError
 from wideload.execute import node_dtype
 from wideload.expr import is_view_of_operand
 from wideload.layout import like_strides
-from wideload.modes import no_modes
+from wideload.modes import is_looked_into, no_modes
 from wideload.random import draw_seed
-from wideload.remembered import remember
 from wideload.replay import NodeLayout
-from wideload.shortcut import are_immutable
-from wideload.structure import are_same, map_structure
+from wideload.shortcut import MISSED, Found, Shortcuts, find_shortcut
+from wideload.steps import run_steps
+from wideload.structure import map_structure
 from wideload.trace import Traced
 
 if TYPE_CHECKING:
     from wideload.fused import FusedFunction
-    from wideload.torch_op import DifferentiableOp
+    from wideload.torch_op import DifferentiableOp, Launched
 
 __all__ = [
     "NAMESPACE", "SAMPLES", "SEED", "base_of", "bind_symbolic", "find_function", "find_saved", "note_function", "registered",
@@ -62,6 +62,9 @@ _KINDS = {"t": "Tensor", "f": "float", "i": "SymInt", "c": "Scalar", "d": "Tenso
 
 SAMPLES = {"f": 1.0, "d": 1.0, "i": 1, "c": 1j}
 """Numbers of the kinds, where only their kind counts."""
+
+_NUMBERS: dict[str, type] = {"f": float, "d": float, "i": int, "c": complex}
+"""By kind, what the function is given."""
 
 
 # ---- functions by their identity
@@ -162,7 +165,7 @@ def _evaluate(node: ast.expr, operands: Sequence[Any]) -> Any:
 def bind_symbolic(f: FusedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The call, to be traced with the sizes of the example that is being compiled for; no size is fixed by that."""
     call = f._bind(args, kwargs)
-    if any(isinstance(size, torch.SymInt) for tensor in call.tensors for size in tensor.shape):
+    if _has_symbols(call.tensors):
         shapes = call.shapes = [tuple(map(_hint, tensor.shape)) for tensor in call.tensors]
         renewed = {id(of): replace(of, shape=shapes[at]) for at, of in call.entered.values()}
         call.spec = map_structure(lambda leaf: renewed.get(id(leaf), leaf), call.spec)
@@ -263,28 +266,15 @@ setattr(torch.ops, NAMESPACE, _Namespace(NAMESPACE))
 
 
 _T = TypeVar("_T")
-_Operate = Callable[["DifferentiableOp", Sequence[torch.Tensor], tuple[Any, ...], torch.device], _T]
-"""What is done with an operation: of its tensors, in the order of the function's parameters, its numbers, on a device."""
-
-_MOST_TAKEN = 64
-"""Calls that an operator knows how to take apart: layers of one shape are one, numbers that change at every step as many as there are."""
-
-
-class _Taken(NamedTuple):
-    """How a call was taken apart: into which operation, of which operands in which order, and its numbers. ``defaults``: the function's."""
-
-    op: DifferentiableOp
-    order: tuple[int, ...]
-    scalars: tuple[Any, ...]
-    device: torch.device
-    defaults: tuple[Any, ...]
+_Operate = Callable[["DifferentiableOp", Any], _T]
+"""What is done with an operation, of a call's tensors and numbers, which are in the order of the function's parameters."""
 
 
 @dataclass(frozen=True)
 class _Operator:
     """A registered operator: ``kinds`` has a letter for each operand, ``results`` is their number.
 
-    ``promised`` are the dtypes that results of fake tensors had, by the call and its tensors' dtypes; ``taken`` the calls that have been.
+    ``promised`` are the dtypes that results of fake tensors had, by the call and its tensors' dtypes.
     """
 
     name: str
@@ -292,7 +282,6 @@ class _Operator:
     kinds: str
     results: int
     promised: dict[Any, tuple[torch.dtype, ...]] = field(default_factory=dict)
-    taken: dict[Any, _Taken] = field(default_factory=dict)
 
     @property
     def f(self) -> FusedFunction:
@@ -312,56 +301,71 @@ class _Operator:
     # -- real tensors
 
     def operate(self, operands: Sequence[Any], call: str, use: _Operate[_T]) -> _T:
-        """``use`` the operation that the function is of these operands, as `_plain` has them.
+        """``use`` the operation that the function is of these operands, as `_distinct` has them."""
+        f, bound = self.f, self.bind(operands, call)
+        return f._run(bound, lambda key, traced: use(f._operation_of(key, traced), bound))
 
-        Binding and tracing are 26 of the 67 us that a call of small CPU tensors takes; one like an earlier one in all that these look at
-        is taken apart as that was.
-        """
-        f = self.f
-        described = [
-            (value.shape, value.stride(), value.dtype, value.device) if isinstance(value, torch.Tensor) else (type(value), repr(value))
-            for value in operands
-        ]
-        known_by = (call, f._captures.read(), torch.get_default_dtype(), *described)
-        taken = self.taken.get(known_by)
-        if taken is not None and are_same(taken.defaults, f.defaults):
-            return use(taken.op, [operands[at] for at in taken.order], taken.scalars, taken.device)
-        bound = self.bind(operands, call)
+    def keep_shortcut(
+        self,
+        shortcuts: Shortcuts,
+        arguments: Sequence[Any],
+        operands: Sequence[Any],
+        traced_with: tuple[Any, ...],
+        launched: Launched,
+        promise: Sequence[Found] = (),
+    ) -> None:
+        """Let calls of an operator like this one, of ``operands`` among its ``arguments``, launch at once, as long as ``promise`` holds."""
+        circumstances = self.f.find_circumstances(traced_with)
+        given = [value for value in arguments if isinstance(value, torch.Tensor)]
+        places = {id(tensor): at for at, tensor in enumerate(given)}
+        tensors = [places[id(tensor)] for tensor in launched.tensors if id(tensor) in places]
+        if circumstances is None or len(tensors) != len(launched.tensors):
+            return
+        kinds = ["t" if isinstance(value, torch.Tensor) else "n" if type(value) in _NUMBERS.values() else "e" for value in arguments]
+        scalars = [value for value, kind in zip(arguments, kinds, strict=True) if kind == "n"]
+        returned = launched.outputs[0] if len(launched.outputs) == 1 else launched.outputs
+        steps = run_steps(launched.launch, returned, tensors, self.find_numbers(operands, str(arguments[-1])))
+        found = *circumstances, *promise
+        shortcut = find_shortcut(tuple(arguments), {}, None, given, scalars, kinds, found, lambda: steps, are_apart=False)
+        if shortcut is not None:
+            shortcuts.keep(shortcut, tuple(arguments), {})
 
-        def run(key: Any, traced: Traced) -> _T:
-            op, scalars, defaults = f._operation_of(key, traced), tuple(bound.scalars), f.defaults
-            result = use(op, bound.tensors, scalars, bound.device)
-            places = {id(operand): at for at, operand in enumerate(operands)}
-            if are_immutable(defaults) and all(id(tensor) in places for tensor in bound.tensors):
-                order = tuple(places[id(tensor)] for tensor in bound.tensors)
-                remember(self.taken, known_by, _Taken(op, order, scalars, bound.device, defaults), _MOST_TAKEN)
-            return result
-
-        return f._run(bound, run)
+    def find_numbers(self, operands: Sequence[Any], call: str) -> list[int]:
+        """Which of the numbers among the operands each of the call's is: told by numbers that are all different."""
+        numbers = itertools.count()
+        told = [_NUMBERS[kind](next(numbers)) if kind in _NUMBERS else of for kind, of in zip(self.kinds, operands, strict=False)]
+        return [int(number.real) for number in self.bind(told, call).scalars]
 
     def compute(self, *arguments: Any) -> Any:
         """The results, in memory of their own."""
-        *operands, call = arguments
-        seed = self.seed(operands)
+        arguments = _with_numbers(self.kinds, arguments)
+        shortcuts = _shortcuts_of(self.f, self.name)
+        if (taken := shortcuts.take(arguments, {})) is not MISSED:
+            return taken
+        *given, call = arguments
+        operands, seed = _distinct(given), self.seed(given)
 
-        def run(op: DifferentiableOp, tensors: Sequence[torch.Tensor], scalars: tuple[Any, ...], device: torch.device) -> Any:
-            outs = op(tensors, scalars, device, seed)
-            return [outs[at] for at in op.fresh], self.promised.get(_dtypes_of(tensors, call))
+        def run(op: DifferentiableOp, bound: Any) -> tuple[list[torch.Tensor], Launched | None, Any]:
+            outs = op(bound.tensors, tuple(bound.scalars), bound.device, seed)
+            return [outs[at] for at in op.fresh], op.launched(bound.tensors, bound.device, seed), bound
 
         with torch.no_grad():
-            results, promised = self.operate(_plain(self.kinds, operands), call, run)
-        dtypes = tuple(result.dtype for result in results)
+            results, launched, bound = self.operate(operands, call, run)
+        promise = functools.partial(self.promised.get, _dtypes_of(bound.tensors, call))
+        promised, dtypes = promise(), tuple(result.dtype for result in results)
         if len(results) != self.results or dtypes != (promised or dtypes):
             raise TraceError(
                 f"{self.f.__name__} has other results than when it was compiled, {dtypes}: a captured value has changed. "
                 "Call torch.compiler.reset()."
             )
+        if launched is not None:
+            self.keep_shortcut(shortcuts, arguments, operands, bound.traced_with, launched, [(promise, None, promised)])
         return results[0] if self.results == 1 else tuple(results)
 
     def write(self, *arguments: Any) -> None:
         """Fill the tensors of ``out``."""
         *operands, call = arguments
-        args, kwargs, out = respell_call(call, _plain(self.kinds, operands))
+        args, kwargs, out = respell_call(call, _distinct(_with_numbers(self.kinds, operands)))
         with torch.no_grad():
             self.f(*args, out=out, **kwargs)
 
@@ -382,7 +386,9 @@ class _Operator:
                 return [(node_dtype(traced.expr, node), layouts[node]) for node in fresh]
 
             found = f._run(bound, lay_out)
-        self.promised[_dtypes_of(bound.tensors, call)] = tuple(dtype for dtype, _ in found)
+        dtypes, known_by = tuple(dtype for dtype, _ in found), _dtypes_of(bound.tensors, call)
+        if self.promised.get(known_by) != dtypes:  # shortcuts look for the very object
+            self.promised[known_by] = dtypes
         results = [torch.empty_strided(of.shape, of.strides, dtype=dtype, device=bound.device) for dtype, of in found]
         return results[0] if self.results == 1 else tuple(results)
 
@@ -398,7 +404,8 @@ class _Operator:
             key, traced = f._run(bound, lambda key, traced: (key, traced))
             wanted = _in_call(bound.tensors, operands, wants)
             saved = find_saved(f, bound, key, traced, wanted)
-            recorded = f._operation_of(key, traced).recorded_results(wanted)
+            op = f._operation_of(key, traced)
+            recorded = op.recorded_results(wanted)
         read = frozenset(range(len(bound.tensors)) if saved is None else saved)
         places = {id(tensor): at for at, tensor in enumerate(bound.tensors)}
         kinds, kept = "", []
@@ -407,6 +414,11 @@ class _Operator:
             kinds += kind if is_read else "m"
             if kind in "tds" and is_read:
                 kept.append(operand)
+        # Derived for the sizes at hand. Where they are symbols, what broadcasts is fixed for all; what views do is not looked into.
+        is_for_all = saved is not None and (not _has_symbols(bound.tensors) or not traced.expr.has_views)
+        is_for_all &= all(tensor.device == bound.device for tensor in bound.tensors)
+        ctx.find_passed = functools.partial(op.find_passed, _hinted_layouts(bound), bound.device.type) if is_for_all else None
+        ctx.tensors = [_place(operands, tensor) for tensor in bound.tensors]
         ctx.kinds, ctx.call = kinds, call
         ctx.numbers = [operand for kind, operand in zip(self.kinds, operands, strict=True) if kind in "fic"]
         ctx.unread = [(o.shape, o.stride(), o.dtype) for kind, o in zip(kinds, operands, strict=True) if kind == "m"]
@@ -416,20 +428,23 @@ class _Operator:
         ctx.mark_non_differentiable(*(out for out, is_recorded in zip(outputs, recorded, strict=True) if not is_recorded))
 
     def backward(self, ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        """The gradients of the operands that want one, by an operator of their own."""
-        wants = ctx.needs_input_grad
-        wanted = [at for at, kind in enumerate(self.kinds) if kind == "t" and wants[at]]
-        present = [grad for grad in grads if grad is not None]
+        """The gradients of the operands that want one: an incoming one where it is that as it stands, the others by an operator."""
         given: list[torch.Tensor | None] = [None] * (len(self.kinds) + 1)
-        if not present or not wanted:
+        present = [grad for grad in grads if grad is not None]
+        if not present:
+            return tuple(given)
+        wants, arrived = [ctx.needs_input_grad[at] for at in ctx.tensors], [grad is not None for grad in grads]
+        passed = ctx.find_passed(tuple(arrived), tuple(wants)) if ctx.find_passed else {}
+        for tensor, result in passed.items():
+            given[ctx.tensors[tensor]] = grads[result]
+        wanted = sorted(at for at, is_wanted in zip(ctx.tensors, wants, strict=True) if is_wanted and given[at] is None)
+        if not wanted:
             return tuple(given)
         saved, numbers, unread = iter(ctx.saved_tensors), iter(ctx.numbers), iter(ctx.unread)
         operands: list[Any] = []
         for kind in ctx.kinds:
             operands += next(unread) if kind == "m" else [next(saved if kind in "tds" else numbers)]
-        bits = "".join(str(int(kind == "t" and wants[at])) for at, kind in enumerate(self.kinds))
-        arrived = "".join(str(int(grad is not None)) for grad in grads)
-        name = registered(f"{self.name}_backward_{ctx.kinds}_{bits}_{arrived}")
+        name = registered(f"{self.name}_backward_{ctx.kinds}_{_bits(at in wanted for at in range(len(self.kinds)))}_{_bits(arrived)}")
         found = getattr(torch.ops.wideload, name).default(*operands, *present, ctx.call)
         for at, grad in zip(wanted, [found] if isinstance(found, torch.Tensor) else found, strict=True):
             given[at] = grad
@@ -442,10 +457,15 @@ class _Backward(NamedTuple):
     Its ``kinds`` have an ``m`` for a tensor of which only sizes, strides and dtype are known.
     """
 
+    name: str
     forward: _Operator
     kinds: str
     wanted: str
     present: str
+
+    @property
+    def f(self) -> FusedFunction:
+        return self.forward.f
 
     def split(self, arguments: Sequence[Any]) -> tuple[list[Any], list[torch.Tensor], str]:
         """Operands as those of ``forward``, an `_Unread` in the place of each ``m``; gradients; the call."""
@@ -456,32 +476,40 @@ class _Backward(NamedTuple):
 
     def compute(self, *arguments: Any) -> Any:
         """The gradients, in the strides of new tensors like the operands."""
-        operands, grads, call = self.split(arguments)
         forward = self.forward
-        seed = forward.seed(operands)
-        shaped = [_stand_in(operand, grads[0].device) if isinstance(operand, _Unread) else operand for operand in operands]
-        plain = _plain(forward.kinds, shaped)
-        incoming = iter(grads)
+        arguments = _with_numbers(self.kinds.replace("m", "mmm"), arguments)
+        shortcuts = _shortcuts_of(self.f, self.name)
+        if (taken := shortcuts.take(arguments, {})) is not MISSED:
+            return taken
+        given, grads, call = self.split(arguments)
+        seed, incoming = forward.seed(given), iter(grads)
+        operands = _distinct([_stand_in(operand, grads[0].device) if isinstance(operand, _Unread) else operand for operand in given])
         arrived = [next(incoming) if bit == "1" else None for bit in self.present]
+        marks = [bit == "1" for bit in self.wanted]
 
-        def run(op: DifferentiableOp, tensors: Sequence[torch.Tensor], scalars: tuple[Any, ...], device: torch.device) -> Any:
-            wanted = _in_call(tensors, plain, [bit == "1" for bit in self.wanted])
-            found = op.gradients(tensors, scalars, device, seed, arrived, wanted)
-            return {id(tensor): grad for tensor, grad in zip(tensors, found, strict=True)}
+        def run(op: DifferentiableOp, bound: Any) -> tuple[list[torch.Tensor | None], Launched | None, Any]:
+            wanted = _in_call(bound.tensors, operands, marks)
+            of_call = bound.tensors, bound.device, seed, arrived, wanted
+            found = op.gradients(*of_call, tuple(bound.scalars))
+            launched = op.launched_gradients(*of_call)
+            places = [_place(bound.tensors, operand) for operand, mark in zip(operands, marks, strict=True) if mark]
+            if launched is not None:
+                launched = launched._replace(outputs=[launched.outputs[sum(wanted[:at])] for at in places])
+            return [found[at] for at in places], launched, bound
 
         with torch.no_grad():
-            found = forward.operate(plain, call, run)
-        taken = {tensor.untyped_storage()._cdata for tensor in arguments if isinstance(tensor, torch.Tensor)}
+            found, launched, bound = forward.operate(operands, call, run)
+        taken_memory = {tensor.untyped_storage()._cdata for tensor in arguments if isinstance(tensor, torch.Tensor)}
         results = []
-        for tensor, bit in zip(plain, self.wanted, strict=True):
-            if bit == "1":
-                grad = found[id(tensor)]
-                assert grad is not None
-                strides = like_strides(tuple(tensor.shape), tensor.stride())
-                if grad.stride() != strides or grad.untyped_storage()._cdata in taken:  # no result is an argument, or another result
-                    grad = torch.empty_strided(grad.shape, strides, dtype=grad.dtype, device=grad.device).copy_(grad)
-                taken.add(grad.untyped_storage()._cdata)
-                results.append(grad)
+        for grad, tensor in zip(found, itertools.compress(operands, marks), strict=True):
+            assert grad is not None
+            strides = like_strides(tuple(tensor.shape), tensor.stride())
+            if grad.stride() != strides or grad.untyped_storage()._cdata in taken_memory:  # no result is an argument, or another result
+                grad, launched = torch.empty_strided(grad.shape, strides, dtype=grad.dtype, device=grad.device).copy_(grad), None
+            taken_memory.add(grad.untyped_storage()._cdata)
+            results.append(grad)
+        if launched is not None:
+            forward.keep_shortcut(shortcuts, arguments, operands, bound.traced_with, launched)
         return results[0] if len(results) == 1 else tuple(results)
 
     def pretend(self, *arguments: Any) -> Any:
@@ -499,7 +527,7 @@ class _Backward(NamedTuple):
     def refuse(self, ctx: Any, *grads: torch.Tensor | None) -> None:
         """Second derivatives."""
         raise GradError(
-            f"the operator of {self.forward.f.__name__}'s gradients has no gradient itself, as torch.compile has no second derivatives. "
+            f"the operator of {self.f.__name__}'s gradients has no gradient itself, as torch.compile has no second derivatives. "
             "Call the function outside torch.compile for these."
         )
 
@@ -521,15 +549,22 @@ def _settled(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
 
 
-def _plain(kinds: str, operands: Sequence[Any]) -> list[Any]:
-    """Operands as the function is given them: numbers out of tensors, and no tensor twice, which would be one operand."""
-    plain: list[Any] = []
+def _with_numbers(kinds: str, arguments: Sequence[Any]) -> tuple[Any, ...]:
+    """Arguments of these kinds, and others behind them, with the numbers that tensors hold in their place."""
+    if "d" not in kinds:
+        return tuple(arguments)
+    return tuple(value.item() if kind == "d" else value for kind, value in itertools.zip_longest(kinds, arguments))
+
+
+def _distinct(operands: Sequence[Any]) -> list[Any]:
+    """Operands as the function is given them: no tensor twice, which would be one operand."""
+    distinct: list[Any] = []
     met: set[int] = set()
-    for kind, operand in zip(kinds, operands, strict=False):
-        value = operand.item() if kind == "d" else operand.detach() if kind == "t" and id(operand) in met else operand
+    for operand in operands:
+        value = operand.detach() if isinstance(operand, torch.Tensor) and id(operand) in met else operand
         met.add(id(value))
-        plain.append(value)
-    return plain
+        distinct.append(value)
+    return distinct
 
 
 def _dtypes_of(tensors: Sequence[torch.Tensor], call: str) -> Any:
@@ -542,6 +577,38 @@ def _in_call(tensors: Sequence[torch.Tensor], operands: Sequence[Any], marks: Se
     return tuple(id(tensor) in marked for tensor in tensors)
 
 
+def _place(tensors: Sequence[Any], tensor: torch.Tensor) -> int:
+    return next(at for at, other in enumerate(tensors) if other is tensor)
+
+
+def _bits(marks: Iterable[bool]) -> str:
+    return "".join(str(int(mark)) for mark in marks)
+
+
+def _has_symbols(tensors: Sequence[torch.Tensor]) -> bool:
+    return any(isinstance(size, torch.SymInt) for tensor in tensors for size in tensor.shape)
+
+
+def _hinted_layouts(bound: Any) -> list[NodeLayout]:
+    """Those of the call's tensors."""
+    shapes = bound.shapes or [tuple(tensor.shape) for tensor in bound.tensors]
+    strides = [tuple(map(_hint, tensor.stride())) for tensor in bound.tensors]
+    return [NodeLayout(*layout) for layout in zip(shapes, strides, strict=True)]
+
+
+def _shortcuts_of(f: FusedFunction, name: str) -> Shortcuts:
+    """Those of the operator of that name."""
+    found = f._operator_shortcuts.get(name)
+    return f._operator_shortcuts.setdefault(name, Shortcuts(_shortcut_key)) if found is None else found
+
+
+def _shortcut_key(arguments: tuple[Any, ...], *_: Any) -> Any:
+    return tuple(
+        (value.shape, value.dtype) if isinstance(value, torch.Tensor) else tuple(value) if isinstance(value, list) else type(value)
+        for value in arguments
+    )
+
+
 def _fix_sizes(tensors: Sequence[torch.Tensor]) -> None:
     """Another size is another trace: torch guards what is read as an int."""
     for tensor in tensors:
@@ -551,10 +618,7 @@ def _fix_sizes(tensors: Sequence[torch.Tensor]) -> None:
 
 def find_saved(f: FusedFunction, bound: Any, key: Any, traced: Traced, wanted: tuple[bool, ...]) -> tuple[int, ...] | None:
     """The tensors of the call whose values gradients read; None where torch's own operators have to be recorded."""
-    shapes = bound.shapes or [tuple(tensor.shape) for tensor in bound.tensors]
-    strides = [tuple(map(_hint, tensor.stride())) for tensor in bound.tensors]
-    layouts = [NodeLayout(*layout) for layout in zip(shapes, strides, strict=True)]
-    return f._operation_of(key, traced).find_read(layouts, bound.device.type, wanted)
+    return f._operation_of(key, traced).find_read(_hinted_layouts(bound), bound.device.type, wanted)
 
 
 # ---- registering
@@ -599,11 +663,12 @@ def _register(name: str) -> None:
         return
     _implement(name, operator.compute, operator.pretend)
     torch.library.register_autograd(f"{NAMESPACE}::{name}", operator.backward, setup_context=operator.save, lib=_library)
+    _pass_autograd(name, operator, operator.kinds)
 
 
 def _register_backward(name: str, found: re.Match[str]) -> None:
     forward = _operator(found["forward"])
-    backward = _Backward(forward, found["kinds"], found["wanted"], found["present"])
+    backward = _Backward(name, forward, found["kinds"], found["wanted"], found["present"])
     operands = [
         f"SymInt[] _{at}_size, SymInt[] _{at}_stride, ScalarType _{at}_dtype" if kind == "m" else f"{_KINDS[kind]} _{at}"
         for at, kind in enumerate(backward.kinds)
@@ -612,6 +677,7 @@ def _register_backward(name: str, found: re.Match[str]) -> None:
     _define(name, operands, backward.wanted.count("1"), ())
     _implement(name, backward.compute, backward.pretend)
     torch.library.register_autograd(f"{NAMESPACE}::{name}", backward.refuse, lib=_library)
+    _pass_autograd(name, backward, backward.kinds)
 
 
 def _define(name: str, operands: Sequence[str], results: int, tags: Sequence[torch.Tag]) -> None:
@@ -623,6 +689,29 @@ def _implement(name: str, compute: Callable[..., Any], pretend: Callable[..., An
     _library.impl(name, compute, "CPU")  # type: ignore[no-untyped-call]
     _library.impl(name, compute, "CUDA")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"{NAMESPACE}::{name}", pretend, lib=_library)
+
+
+def _pass_autograd(name: str, operator: _Operator | _Backward, kinds: str) -> None:
+    """Let calls that are not recorded pass by what `torch.library.register_autograd` has registered, which is Python, 4 us a call."""
+    if "d" in kinds or not hasattr(torch.library, "get_kernel"):  # a number is read out of its tensor below all modes
+        return
+    for key in ("AutogradCPU", "AutogradCUDA"):
+        _library.impl(name, _passing(name, operator, torch.library.get_kernel(f"{NAMESPACE}::{name}", key)), key, with_keyset=True)  # type: ignore[no-untyped-call]
+
+
+def _passing(name: str, operator: _Operator | _Backward, recording: Any) -> Callable[..., Any]:
+    """The operator, in whose place is ``recording`` where autograd or a mode has to see the call."""
+
+    def call(keys: Any, *arguments: Any) -> Any:
+        last = _shortcuts_of(operator.f, name).last
+        if last is not None and (result := last(arguments, {}, None)) is not MISSED:
+            return result
+        tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
+        if is_looked_into(tensors) or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
+            return recording.call_boxed(keys, *arguments)
+        return operator.compute(*arguments)
+
+    return call
 
 
 def _register_seed() -> None:

@@ -10,7 +10,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
@@ -32,10 +32,18 @@ from wideload.steps import runner_of
 if TYPE_CHECKING:
     from wideload.manifest import Recipe
 
-__all__ = ["DifferentiableOp"]
+__all__ = ["DifferentiableOp", "Launched"]
 
 _MOST_IN_SUBSETS = 3
 """Results up to which each subset of them is looked at for the inputs that its gradients read; of more, all inputs are saved."""
+
+
+class Launched(NamedTuple):
+    """All that a call has done: ``launch`` of ``tensors`` and numbers, which returned its results in the places ``outputs``."""
+
+    launch: Callable[[Sequence[torch.Tensor], tuple[Any, ...]], Sequence[torch.Tensor]]
+    tensors: Sequence[torch.Tensor]
+    outputs: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +280,13 @@ class DifferentiableOp:
             return lambda others, scalars: _record((form, scalars, None), *others)
         return lambda others, scalars: self._apply(form, others, scalars, None)
 
+    def launched(self, tensors: Sequence[torch.Tensor], device: torch.device, seed: torch.Tensor | None) -> Launched | None:
+        """What was launched for the ``fresh`` results of these tensors, which it has just been called with; None where not only that."""
+        form = self._known_form(tensors, device, torch.is_grad_enabled(), lambda: None)
+        if not isinstance(form, _Form) or form.launch is None or form.is_recorded:
+            return None
+        return Launched(form.launch, tensors if seed is None else [*tensors, seed], range(len(self.fresh)))
+
     def _apply(
         self, form: _Form, tensors: Sequence[torch.Tensor], scalars: tuple[Any, ...], seed: torch.Tensor | None
     ) -> list[torch.Tensor]:
@@ -335,16 +350,51 @@ class DifferentiableOp:
         except DtypeError:  # a rule compares, and these numbers are complex
             return None
 
+    def find_passed(
+        self, operands: Sequence[NodeLayout], device_type: str, present: tuple[bool, ...], wanted: tuple[bool, ...]
+    ) -> dict[int, int]:
+        """Of the inputs ``wanted``, those whose gradient is an incoming one as it stands: that of which of the ``fresh`` results."""
+        gradient, _ = self.derive(replay_layout(self.expr, operands, device_type), present, wanted)
+        incoming = {len(gradient.inputs) + at: self.fresh.index(position) for at, position in enumerate(gradient.incoming)}
+        nodes = {
+            of.operand: gradient.expr.nodes[gradient.expr.outputs[of.terms[0].output]]
+            for of in gradient.gradients
+            if len(of.terms) == 1 and not of.terms[0].num_summed
+        }
+        return {at: incoming[node.operand] for at, node in nodes.items() if isinstance(node, Load) and node.operand in incoming}
+
     def gradients(
         self,
         tensors: Sequence[torch.Tensor],
-        scalars: tuple[Any, ...],
         device: torch.device,
         seed: torch.Tensor | None,
         grads: Sequence[torch.Tensor | None],
         wanted: tuple[bool, ...],
+        scalars: tuple[Any, ...],
     ) -> tuple[torch.Tensor | None, ...]:
         """The gradients of inputs ``wanted`` where ``grads`` arrive at the ``fresh`` results; nothing is recorded."""
+        form = self._backward_form(tensors, device, wanted)
+        back = form.backward(tuple(grad is not None for grad in grads), wanted)
+        return form.gradients(back, tensors, scalars, seed if back.op.expr.has_draws else None, grads)
+
+    def launched_gradients(
+        self,
+        tensors: Sequence[torch.Tensor],
+        device: torch.device,
+        seed: torch.Tensor | None,
+        grads: Sequence[torch.Tensor | None],
+        wanted: tuple[bool, ...],
+    ) -> Launched | None:
+        """What `gradients` has just launched for the gradients of inputs ``wanted``; None where it has done more than that, or other."""
+        back = self._backward_form(tensors, device, wanted).backward(tuple(grad is not None for grad in grads), wanted)
+        back = back.summing or back
+        found = dict(back.direct)
+        if found.keys() != {*_where(wanted)} or not {*found.values()} <= {*back.op.fresh}:
+            return None
+        launched = back.op.launched(back.operands(tensors, grads), device, seed if back.op.expr.has_draws else None)
+        return launched and launched._replace(outputs=[back.op.fresh.index(found[operand]) for operand in _where(wanted)])
+
+    def _backward_form(self, tensors: Sequence[torch.Tensor], device: torch.device, wanted: tuple[bool, ...]) -> _Form:
         key = (device, wanted, *[(tensor.shape, tensor.stride()) for tensor in tensors])
         form = self._backward_forms.get(key)
         if form is None:
@@ -353,8 +403,7 @@ class DifferentiableOp:
             read = tuple(range(len(tensors)))
             form = _Form(self, device, devices, layouts, shapes, self._outputs(layouts), None, True, wanted, read, (), None)
             remember(self._backward_forms, key, form)
-        back = form.backward(tuple(grad is not None for grad in grads), wanted)
-        return form.gradients(back, tensors, scalars, seed if back.op.expr.has_draws else None, grads)
+        return form
 
     def _find_saved(self, layouts: Sequence[NodeLayout], recorded: tuple[bool, ...], wanted: tuple[bool, ...]) -> tuple[int, ...]:
         """The inputs that gradients read, whichever of the results have one: other inputs may be read where another result has none."""

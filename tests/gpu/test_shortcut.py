@@ -28,7 +28,7 @@ def randn(*shape: int, dtype: torch.dtype = f32) -> torch.Tensor:
 
 def taken(f: wl.FusedFunction) -> int:
     """How many shortcuts there are."""
-    return sum(map(len, f._shortcuts.values()))
+    return len(f._shortcuts)
 
 
 def test_the_second_call_takes_the_route(monkeypatch: pytest.MonkeyPatch) -> None:

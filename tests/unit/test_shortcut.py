@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 from wideload.captures import find_captures
-from wideload.shortcut import MISSED, Found, Shortcut, are_immutable, find_circumstances, find_shortcut, shortcut_key
+from wideload.shortcut import MISSED, Found, Shortcut, are_immutable, find_circumstances, find_shortcut, kinds_of, shortcut_key
 from wideload.steps import Steps, tuple_of
 
 SCALE = 2.0
@@ -54,7 +54,9 @@ def lay(args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, function: C
     values = (*args, *kwargs.values())
     given = [value for value in values if isinstance(value, torch.Tensor)]
     numbers = [value for value in values if type(value) in (int, float, complex)]
-    shortcut = find_shortcut(args, kwargs, None, given, numbers, [False] * len(values), circumstances(function), found(len(given)))
+    shortcut = find_shortcut(
+        args, kwargs, None, given, numbers, kinds_of(values, [False] * len(values)), circumstances(function), found(len(given))
+    )
     assert shortcut is not None
     return shortcut
 
@@ -82,6 +84,41 @@ def test_numbers_and_names() -> None:
         ((x, 0.5, y), {"flag": True}),
     ):
         assert shortcut(args, kwargs) is MISSED
+
+
+def test_keyword_defaults_change_in_place() -> None:
+    def flagged(x: torch.Tensor, *, s: float | None = 1.0) -> torch.Tensor:
+        return x * s
+
+    given = torch.randn(8), torch.randn(8)
+    shortcut, keywords = lay(given, function=flagged), flagged.__kwdefaults__
+    assert keywords is not None
+    assert shortcut(given, {}) is not MISSED
+    keywords["s"] = 2.0
+    assert shortcut(given, {}) is MISSED
+    keywords["s"] = None
+    again = lay(given, function=flagged)
+    assert again(given, {}) is not MISSED
+    del keywords["s"]
+    assert again(given, {}) is MISSED
+
+
+def test_what_has_only_to_be_equal() -> None:
+    x, text = torch.randn(8), "(_0)"
+    shortcut = find_shortcut((x, [2, 3], text), {}, None, [x], [], [*"tee"], circumstances(), found(1), are_apart=False)
+    assert shortcut is not None
+    for sizes, given, is_taken in (([2, 3], "(_0" + ")", True), ([2, 4], text, False), ([2], text, False), ([2, 3], "(_1)", False)):
+        assert (shortcut((x, sizes, given), {}) is not MISSED) is is_taken
+
+
+def test_operands_in_one_place() -> None:
+    x, _ = tensors()
+    one, other = x.view_as(x), x.view_as(x)
+    shortcut = find_shortcut((one, other), {}, None, [one, other], [], [*"tt"], circumstances(), found(2), are_apart=False)
+    assert shortcut is not None
+    assert shortcut((x, x.view_as(x)), {}) is not MISSED
+    assert shortcut((x, x + 1), {}) is not MISSED
+    assert find_shortcut((one, other), {}, None, [one, other], [], [*"tt"], circumstances(), found(2)) is None
 
 
 @pytest.mark.parametrize(
@@ -114,7 +151,7 @@ def test_one_tensor_twice_is_another_call() -> None:
     x = torch.randn(8, 8)
     shortcut = lay((x, torch.randn(8, 8)))
     assert shortcut((x, x), {}) is MISSED
-    assert find_shortcut((x, x), {}, None, [x], [], [False] * 2, circumstances(), found(1)) is None
+    assert find_shortcut((x, x), {}, None, [x], [], ["t"] * 2, circumstances(), found(1)) is None
 
 
 def test_what_misaligned_calls_keep_is_their_alignment() -> None:
@@ -128,7 +165,7 @@ def test_what_is_written_lies_to_the_arguments_as_it_did() -> None:
     store, (x, y) = torch.zeros(4, 64), (torch.randn(64), torch.randn(64))
 
     def lay_into(*args: torch.Tensor, out: torch.Tensor) -> Shortcut | None:
-        return find_shortcut(args, {}, out, args, [], [False] * 2, circumstances(), found(2, into=True))
+        return find_shortcut(args, {}, out, args, [], ["t"] * 2, circumstances(), found(2, into=True))
 
     apart, in_place = lay_into(x, y, out=store[0]), lay_into(x, store[1], out=store[1])
     assert apart is not None
@@ -152,7 +189,7 @@ def test_what_is_written_lies_to_the_arguments_as_it_did() -> None:
 
 def test_an_argument_that_is_written() -> None:
     x, y, z = (torch.randn(64) for _ in range(3))
-    shortcut = find_shortcut((x, y), {}, y, [x, y], [], [False] * 2, circumstances(), found(2, into=True))
+    shortcut = find_shortcut((x, y), {}, y, [x, y], [], ["t"] * 2, circumstances(), found(2, into=True))
     assert shortcut is not None
     others = torch.randn(64), torch.randn(64)
     (a, b, out), _ = shortcut(others, {}, others[1])
@@ -168,12 +205,12 @@ def test_an_argument_that_is_written() -> None:
 
 def lay_out_of(x: torch.Tensor, y: torch.Tensor) -> Shortcut | None:
     """Of a call that writes its second argument."""
-    return find_shortcut((x, y), {}, y, [x, y], [], [False] * 2, circumstances(), found(2, into=True))
+    return find_shortcut((x, y), {}, y, [x, y], [], ["t"] * 2, circumstances(), found(2, into=True))
 
 
 def test_static_numbers_are_what_they_were() -> None:
     x, y = tensors()
-    shortcut = find_shortcut((x, y, 0.0, 3), {}, None, [x, y], [3], [False, False, True, False], circumstances(), found(2))
+    shortcut = find_shortcut((x, y, 0.0, 3), {}, None, [x, y], [3], ["t", "t", "c", "n"], circumstances(), found(2))
     assert shortcut is not None
     assert shortcut((x, y, 0.0, 3), {})[1] == (3,)
     assert shortcut((x, y, 0.0, 4), {})[1] == (4,)
@@ -239,19 +276,19 @@ def test_circumstances(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("values", [(torch.ones(3), [1, 2]), (torch.ones(3), torch.Size([3])), (torch.empty(0), 1.0)])
 def test_calls_without_a_route(values: tuple[Any, ...]) -> None:
     numbers = [value for value in values if isinstance(value, float)]
-    assert find_shortcut(values, {}, None, [values[0]], numbers, [False] * 2, circumstances(), found(1)) is None
+    assert find_shortcut(values, {}, None, [values[0]], numbers, kinds_of(values, [False] * 2), circumstances(), found(1)) is None
 
 
 def test_a_resolved_argument_has_no_route() -> None:
     x = torch.randn(4, dtype=torch.complex64)
     resolved = x.conj().resolve_conj()
-    assert find_shortcut((x.conj(),), {}, None, [resolved], [], [False], circumstances(), found(1)) is None
+    assert find_shortcut((x.conj(),), {}, None, [resolved], [], ["t"], circumstances(), found(1)) is None
 
 
 def test_another_torch_has_no_routes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch._C._dynamo.guards, "TensorGuards")
     x, y = tensors()
-    assert find_shortcut((x, y), {}, None, [x, y], [], [False] * 2, circumstances(), found(1)) is None
+    assert find_shortcut((x, y), {}, None, [x, y], [], ["t"] * 2, circumstances(), found(1)) is None
 
 
 def test_a_key_reads_the_shapes_of_tensors_alone() -> None:

@@ -178,4 +178,6 @@ def test_calls_of_other_sizes_have_the_same_lines() -> None:
     f = wl.fuse(lambda x: x + 1, name="f")
     of = [steps_of_new(launches(f, torch.ones(n))[0], (output(torch.float32, n),), CPU, 0, 1) for n in (64, 128)]
     assert of[0].lines == of[1].lines
-    assert run_steps(print, (1, 0), 2).lines == ("outs = run((t0, t1, ), numbers)", "return (outs[1], outs[0], )")
+    assert run_steps(print, (1, 0), range(2)).lines == ("outs = run((t0, t1, ), numbers)", "return (outs[1], outs[0], )")
+    turned = run_steps(print, 0, (2, 0), (1, 0)).lines
+    assert turned == ("outs = run((t2, t0, ), (numbers[1], numbers[0], ))", "return outs[0]")

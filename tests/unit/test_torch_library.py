@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import enum
+import gc
+import itertools
 import subprocess
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,13 +18,18 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import wideload as wl
-from wideload import torch_library
+from wideload import torch_library, torch_op
+from wideload.reference import evaluate_expr
+from wideload.shortcut import find_likeness
+from wideload.torch_op import DifferentiableOp
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # torch's own, of its tracers
@@ -247,34 +256,229 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-def test_a_call_like_an_earlier_one_is_not_taken_apart_again(bound: list[Any]) -> None:
-    """Whatever the order of the operands; other layouts and numbers are, and captured values: 0.0 and -0.0 are two."""
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch, either: str) -> list[Any]:
+    """Tensors of the CPU are launched for as a GPU's are, torch's operators in the place of kernels. Grows by one a launch."""
+    log: list[Any] = []
+    form_of = DifferentiableOp._form
+
+    def form(op: DifferentiableOp, tensors: Sequence[torch.Tensor], *rest: Any) -> Any:
+        found = form_of(op, tensors, *rest)
+        if isinstance(found, str) or not found.outputs:
+            return found
+
+        def launch(operands: Sequence[torch.Tensor], numbers: tuple[Any, ...]) -> Sequence[torch.Tensor]:
+            log.append(operands)
+            if not op.sums_rows:
+                return found.run(operands, numbers, None)
+            values = evaluate_expr(op.expr, [output.node for output in found.outputs], operands, numbers, numerics=op.numerics)
+            results = zip(values, found.outputs, strict=True)
+            return [value if of.parts is None else value.sum(0).to(of.dtype) for value, of in results]
+
+        return dataclasses.replace(found, launch=launch, likeness=find_likeness(tensors))
+
+    monkeypatch.setattr(DifferentiableOp, "_form", form)
+    return log
+
+
+def fresh(function: Callable[..., Any]) -> wl.FusedFunction:
+    """The function fused, with operators of its own also where a test has run before with another way to launch."""
+    function.__qualname__ += f"_{next(NUMBERS)}"
+    return wl.fuse(function, name="f")
+
+
+NUMBERS = itertools.count()
+
+
+def operator_of(f: wl.FusedFunction, kinds: str, results: int = 1) -> Callable[..., Any]:
+    return getattr(torch.ops.wideload, f"{torch_library.base_of(f)}_{kinds}_{results}")  # type: ignore[no-any-return]
+
+
+def test_a_call_like_an_earlier_one_is_launched_at_once(bound: list[Any], launched: list[Any]) -> None:
+    """Whatever the order of the operands, the numbers, and the layouts that come in turn; captured values are read at each call."""
     global FACTOR
     FACTOR = 2.0
-    f = wl.fuse(lambda x, y, scale: (x - y) * FACTOR / scale, name="ratio")
-    operator = getattr(torch.ops.wideload, f"{torch_library.base_of(f)}_tft_1")
+    f = fresh(lambda x, y, scale, shift: (x - y) * FACTOR / scale + shift)
+    operator = operator_of(f, "tftf")
     x, y = torch.tensor([[1.0, -2.0], [3.0, 4.0]]), torch.tensor([5.0, 6.0])
-    for one, other, scale, is_new in (
-        (x, y, 2.0, True), (x, y, 2.0, False), (x + 1, y + 3, 2.0, False), (x.t(), y, 2.0, True), (x.t(), y, 2.0, False),
-        (x, y, 0.0, True), (x, y, -0.0, True), (x, y, 0.0, False),
+    for one, other, scale, factor, is_new in (
+        (x, y, 2.0, 2.0, True), (x, y, 2.0, 2.0, False), (x + 1, y + 3, 3.0, 2.0, False), (x.t(), y, 2.0, 2.0, True),
+        (x, y, 4.0, 2.0, False), (x.t(), y, -2.0, 2.0, False), (x, y, 0.0, 2.0, False), (x, y, -0.0, 2.0, False),
+        (x.repeat(2, 1), y, 2.0, 2.0, True), (x[1:], y, 2.0, 2.0, True), (x.double(), y, 2.0, 2.0, True), (x, y, 2.0, 2.0, False),
+        (x, y, 2.0, 3.0, True), (x, y, 5.0, 3.0, False), (x, x, 2.0, 3.0, True), (x, x + 1, 2.0, 3.0, True), (x, x + 2, 2.0, 3.0, False),
     ):  # fmt: skip
-        bound.clear()
-        assert_same(operator(other, scale, one, "(_2, y=_0, scale=_1)"), (one - other) * 2 / scale)
-        assert len(bound) == is_new
-    FACTOR = 3.0
-    assert_same(operator(y, 2.0, x, "(_2, y=_0, scale=_1)"), (x - y) * 3 / 2)
+        FACTOR = factor
+        bound.clear(), launched.clear()
+        assert_same(operator(other, 7.0, one, scale, "(_2, shift=_1, y=_0, scale=_3)"), (one - other) * factor / scale + 7)
+        assert (bool(bound), len(launched)) == (is_new, 1)
 
 
-def test_gradients_of_a_call_like_an_earlier_one(bound: list[Any]) -> None:
-    run = torch.compile(lambda x, y: swiglu(up=y, gate=x), fullgraph=True, backend="aot_eager")
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_gradients_of_a_call_like_an_earlier_one_are_launched_at_once(backend: str, bound: list[Any], launched: list[Any]) -> None:
+    f = fresh(lambda gate, up: F.silu(gate) * up)
+    run = torch.compile(lambda x, y: f(up=y, gate=x), fullgraph=True, backend=backend)
     x, y, grad = (torch.randn(3, 5, dtype=f64) for _ in range(3))
-    for step in range(3):
+    for step in range(4):
         leaves = [tensor.detach().clone().requires_grad_() for tensor in (x + step, y)]
-        bound.clear()
+        bound.clear(), launched.clear()
         got = torch.autograd.grad(run(*leaves), leaves, grad)
         want = torch.autograd.grad(F.silu(leaves[0]) * leaves[1], leaves, grad)
         torch.testing.assert_close(got, want, rtol=1e-14, atol=1e-14)
-        assert not step or not bound
+        assert len(launched) == 2
+        assert step < 2 or not bound  # the first is made while torch compiles, in another state
+
+
+def test_gradients_of_operands_that_are_not_read(bound: list[Any], launched: list[Any]) -> None:
+    """Their sizes, strides and dtypes tell calls apart, as the text of the call and tensors do."""
+    f = fresh(lambda x, y, s: x * s + y.float())
+    name = f"{torch_library.base_of(f)}_ttf_1"
+    operator = getattr(torch.ops.wideload, torch_library.registered(f"{name}_backward_mmf_110_1"))
+    grad = torch.randn(4, 6)
+    for strides, dtype, s, is_new in (
+        ([6, 1], bf16, 2.0, True), ([6, 1], bf16, 3.0, False), ([1, 4], bf16, 3.0, True), ([6, 1], torch.float16, 3.0, True),
+        ([6, 1], bf16, 4.0, False), ([1, 4], bf16, 5.0, False),
+    ):  # fmt: skip
+        bound.clear(), launched.clear()
+        of_x, of_y = operator([4, 6], strides, f32, [4, 6], [6, 1], dtype, s, grad, "(_0, _1, _2)")
+        assert_same(of_x, torch.empty_strided((4, 6), strides).copy_(grad * s))
+        assert_same(of_y, grad.to(dtype))
+        assert (bool(bound), len(launched)) == (is_new, 1)
+
+
+def test_gradients_that_take_more_than_a_launch(bound: list[Any], launched: list[Any]) -> None:
+    """Sums, one result for two operands, zeros: by the long way each time, in memory of their own."""
+    same, zero = fresh(lambda x, y: (x + y) * 2), fresh(lambda x, y: torch.floor(x) + y * 2)
+    grad = torch.randn(4, 6)
+    for f, shape, of_x, of_y in (
+        (same, [4, 6], grad * 2, grad * 2),
+        (same, [1, 6], grad * 2, (grad * 2).sum(0, keepdim=True)),
+        (zero, [4, 6], torch.zeros(4, 6), grad * 2),
+    ):
+        name = torch_library.registered(f"{torch_library.base_of(f)}_tt_1_backward_mm_11_1")
+        for _ in range(2):
+            bound.clear()
+            have = getattr(torch.ops.wideload, name)([4, 6], [6, 1], f32, shape, [6, 1], f32, grad, "(_0, _1)")
+            torch.testing.assert_close(have, (of_x, of_y))
+            assert len({tensor.data_ptr() for tensor in (*have, grad)}) == 3
+            assert bound
+
+
+def test_sums_of_rows_are_launched_at_once(bound: list[Any], launched: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the kernels add them up; the parts that they leave behind are no result."""
+    monkeypatch.setattr(torch_op, "has_kernels", lambda device: True)
+    monkeypatch.setattr(DifferentiableOp, "_plans", lambda *_: ())
+    f = fresh(lambda x, bias: F.silu(x + bias))
+    run = torch.compile(lambda x, bias: f(x, bias), fullgraph=True, backend="aot_eager")
+    for step in range(4):
+        leaves = [torch.randn(shape, dtype=f64, requires_grad=True) for shape in ((40, 6), (6,))]
+        bound.clear(), launched.clear()
+        got = torch.autograd.grad(run(*leaves).cos().sum(), leaves)
+        torch.testing.assert_close(got, torch.autograd.grad(F.silu(leaves[0] + leaves[1]).cos().sum(), leaves), rtol=1e-13, atol=1e-13)
+        assert len(launched) == 2
+        assert step < 2 or not bound
+
+
+def test_draws_and_changing_numbers_are_launched_at_once(bound: list[Any], launched: list[Any]) -> None:
+    x = torch.ones(64, requires_grad=True)
+    f = fresh(lambda x, s: F.dropout(x, 0.5) * s)
+    compiled = torch.compile(lambda x, s: f(x, s), fullgraph=True, backend="aot_eager")
+    for step, s in enumerate((1.0, 2.5, 3.5, 4.5, 5.5)):
+        bound.clear()
+        torch.manual_seed(step)
+        have = compiled(x, s)
+        (grad,) = torch.autograd.grad(have.sum(), x)
+        assert step < 3 or not bound
+        torch.manual_seed(step)
+        assert_same(have.detach(), noisy(x.detach(), s))
+        assert_same(grad, have.detach())  # of ones, with the mask that was drawn
+
+
+def test_what_a_function_defaults_to_and_torchs_default_dtype(bound: list[Any], launched: list[Any]) -> None:
+    def f(x: torch.Tensor, s: float = 2.0, *, shift: float = 0.0) -> torch.Tensor:
+        return x * s + shift + torch.asin(torch.zeros_like(x, dtype=torch.int32))  # of ints in the default dtype
+
+    operator, x = operator_of(fresh(f), "t"), torch.ones(3, dtype=bf16)
+    for s, dtype, is_new in ((2.0, f32, True), (2.0, f32, False), (3.0, f32, True), (3.0, f64, True), (3.0, f32, False)):
+        f.__defaults__ = (s,) if f.__defaults__ != (s,) else f.__defaults__
+        torch.set_default_dtype(dtype)
+        bound.clear()
+        try:
+            assert_same(operator(x, "(_0)"), torch.full((3,), s, dtype=dtype))
+        finally:
+            torch.set_default_dtype(f32)
+        assert bool(bound) == is_new
+    assert f.__kwdefaults__ is not None
+    f.__kwdefaults__["shift"] = 4.0  # in place
+    assert_same(operator(x, "(_0)"), torch.full((3,), 7.0))
+
+
+def test_what_looks_into_a_call_or_records_it_sees_it(launched: list[Any]) -> None:
+    """Also where it is like an earlier one that was launched at once."""
+    operator = operator_of(fresh(lambda x, y: x * y), "tt")
+    x, y = torch.randn(2, 3, 4).unbind()
+    for given in ((x, y), (x.t(), y.t()), (x, y)):
+        operator(*given, "(_0, _1)")
+    assert len(operators(lambda: operator(x, y, "(_0, _1)"))) == 1
+    graph = make_fx(lambda x, y: operator(x, y, "(_0, _1)"), tracing_mode="symbolic")(x, y)
+    assert [node.target for node in graph.graph.nodes if node.op == "call_function"] == [operator.default]
+    leaf = x.clone().requires_grad_()
+    for is_enabled in (True, False, True):
+        with torch.set_grad_enabled(is_enabled):
+            result = operator(leaf, y, "(_0, _1)")
+        assert result.requires_grad is is_enabled
+    assert_same(torch.autograd.grad(result.sum(), leaf), (y,))
+
+
+def test_what_is_compiled_passes_autograd(launched: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is recorded in compiled code: no call goes the way of recorded ones."""
+    recorded: list[Any] = []
+    passing = torch_library._passing
+
+    class Recording:
+        def __init__(self, kernel: Any) -> None:
+            self.kernel = kernel
+
+        def call_boxed(self, keys: Any, *arguments: Any) -> Any:
+            recorded.append(arguments)
+            return self.kernel.call_boxed(keys, *arguments)
+
+    monkeypatch.setattr(torch_library, "_passing", lambda name, operator, kernel: passing(name, operator, Recording(kernel)))
+    f = fresh(lambda x, y: F.silu(x) * y)
+    run = torch.compile(lambda x, y: f(x, y), fullgraph=True, backend="aot_eager")
+    leaves = [tensor.requires_grad_() for tensor in torch.randn(2, 3, 4).unbind()]
+    torch.autograd.grad(run(*leaves).sum(), leaves)
+    assert recorded  # by the tracer
+    recorded.clear(), launched.clear()
+    torch.autograd.grad(run(*leaves).sum(), leaves)
+    assert (recorded, len(launched)) == ([], 2)
+
+
+def test_dtypes_that_are_promised_later(launched: list[Any]) -> None:
+    global WIDE
+    WIDE = f64
+    operator, x = operator_of(fresh(lambda x: x.to(WIDE)), "t"), torch.ones(3)
+    for _ in range(2):
+        assert operator(x, "(_0)").dtype == f64
+    WIDE = bf16
+    with FakeTensorMode() as mode:
+        assert operator(mode.from_tensor(x), "(_0)").dtype == bf16  # what another graph is compiled with
+    WIDE = f64
+    with pytest.raises(wl.TraceError, match="other results than when it was compiled"):
+        operator(x, "(_0)")
+
+
+def test_shortcuts_keep_no_object_alive(launched: list[Any]) -> None:
+    model, x = Scaled(2.0), torch.ones(5)
+    operator = operator_of(model.act, "tt")
+    for _ in range(2):
+        assert_same(operator(x, x + 1, "(_0, _1)"), x * 2 + x + 1)
+    assert len(launched) == 2
+    reference = weakref.ref(model)
+    del model
+    gc.collect()
+    assert reference() is None
+    with pytest.raises(wl.TraceError, match="the object whose method"):
+        operator(x, x + 1, "(_0, _1)")
 
 
 class Scaled(torch.nn.Module):
@@ -519,7 +723,75 @@ def test_only_what_gradients_read_is_saved() -> None:
     x, y = torch.randn(3, 4, requires_grad=True), torch.randn(4, requires_grad=True)
     met = operators(lambda: (residual(x, y).sum() + swiglu(x, y).sum()).backward())
     backwards = [operator.__name__.partition("_backward_")[2] for operator, _ in met if "_backward_" in operator.__name__]
-    assert sorted(backwards) == ["mm_11_1.default", "tt_11_1.default"]
+    assert sorted(backwards) == ["mm_01_1.default", "tt_11_1.default"]
+
+
+def backward_graph(fn: Callable[..., Any], *tensors: torch.Tensor, **options: Any) -> tuple[list[Any], list[torch.Tensor]]:
+    """What the compiled backward of ``fn`` calls, less views of sizes, and the gradients of those tensors that want one."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph.forward), bw_compiler=keep)
+    compiled = torch.compile(fn, fullgraph=True, backend=backend, **options)
+    leaves = [tensor for tensor in tensors if tensor.requires_grad]
+    outs = compiled(*tensors)
+    outs = outs if isinstance(outs, tuple) else (outs,)
+    weights = [torch.arange(out.numel()).view(out.shape).cos().to(out.dtype) for out in outs]
+    grads = torch.autograd.grad(outs, leaves, weights)
+    (graph,) = graphs
+    torch.testing.assert_close(grads, torch.autograd.grad(fn(*tensors), leaves, weights))
+    return [node.target for node in graph.graph.nodes if node.op == "call_function"], list(grads)
+
+
+wide_residual = wl.fuse(lambda x, y: x.float() * 2 + y, name="wide_residual")
+dropped = wl.fuse(lambda x, y, p: F.dropout(x, p) + y, name="dropped")
+rounded = wl.fuse(lambda x, y: x + y, name="rounded", numerics="eager")
+sum_and_first = wl.fuse(lambda x, y: (x + y, x * 1.5), name="sum_and_first")
+
+
+@pytest.mark.parametrize("is_dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("fn", "shapes", "dtypes", "bits"),
+    [
+        (residual, [(4, 6), (4, 6)], [f32, f32], ""),
+        (residual, [(4, 6), (4, 6)], [bf16, bf16], ""),
+        (rounded, [(4, 6), (4, 6)], [bf16, bf16], ""),
+        (residual, [(4, 6), (6,)], [f32, f32], "01"),
+        (residual, [(4, 1), (4, 6)], [f32, f32], "10"),
+        (residual, [(4, 6), (4, 6)], [bf16, f32], "10"),
+        (wide_residual, [(4, 6), (4, 6)], [bf16, f32], "10"),
+        (swiglu, [(4, 6), (4, 6)], [f32, f32], "11"),
+        (sum_and_first, [(4, 6), (4, 6)], [f32, f32], "10"),
+        (lambda x, y: dropped(x, y, 0.0), [(4, 6), (4, 6)], [f32, f32], "1000"),
+        (lambda x, y: residual(residual(x, y), y), [(4, 6), (4, 6)], [f32, f32], ""),
+        (lambda x, y: residual(x.t(), y), [(6, 4), (4, 6)], [f32, f32], ""),
+    ],
+)  # fmt: skip
+def test_a_gradient_that_arrives_as_it_is_wanted_is_handed_on(
+    fn: Callable[..., Any], shapes: list[tuple[int, ...]], dtypes: list[torch.dtype], bits: str, is_dynamic: bool
+) -> None:
+    """No operator is asked for it, and nothing copies it; what is summed, cast or scaled is the operator's."""
+    tensors = [torch.randn(shape).to(dtype).requires_grad_() for shape, dtype in zip(shapes, dtypes, strict=True)]
+    targets, _ = backward_graph(lambda *tensors: fn(*tensors), *tensors, dynamic=is_dynamic)
+    ours = [target.__name__ for target in targets if getattr(target, "namespace", None) == torch_library.NAMESPACE]
+    assert [name.split("_backward_")[1].split("_")[1] for name in ours] == [bits] * bool(bits)
+    assert not any(word in str(target) for target in targets for word in ("clone", "copy"))
+
+
+def test_what_may_be_the_identity_at_one_size_alone_is_computed() -> None:
+    """Two rows of which the first two go behind the others are as they were; five are not."""
+    turned = wl.fuse(lambda x: torch.cat((x[2:], x[:2])), name="turned")
+    x = torch.randn(2, 3, requires_grad=True)
+    assert len(backward_graph(lambda x: turned(x), x, dynamic=False)[0]) == 0
+    torch.compiler.reset()
+    assert len(backward_graph(lambda x: turned(x), x, dynamic=True)[0]) == 1
+    compiled = torch.compile(lambda x: turned(x), fullgraph=True, backend="aot_eager", dynamic=True)
+    for size in (2, 5, 3):
+        x = torch.randn(size, 3)
+        assert_same(gradients(compiled, x), gradients(lambda x: torch.cat((x[2:], x[:2])), x))
 
 
 # ---- operators
@@ -595,6 +867,8 @@ x = torch.ones(3, requires_grad=True)
 f(x, x).sum().backward()
 f.foreach([x.detach()], [x.detach()])
 from wideload import torch_library
+from wideload.shortcut import find_likeness
+from wideload.torch_op import DifferentiableOp
 assert not torch_library._registrations, torch_library._registrations
 assert "torch._dynamo" not in sys.modules
 """
