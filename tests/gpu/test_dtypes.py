@@ -7,7 +7,7 @@ import torch
 
 import wideload as wl
 from tests.emulator.test_complex import BOUNDS, EPS, UNARY, exponents, parts
-from tests.emulator.test_narrow import CODES, FP8, UNSIGNED, assert_codes, boundaries
+from tests.emulator.test_narrow import CODES, FP8, NEGATIVES, UNSIGNED, assert_codes, boundaries
 from wideload.errors import DtypeError
 from wideload.ops_table import OPS
 
@@ -15,6 +15,17 @@ pytestmark = pytest.mark.gpu
 
 DEVICE = torch.device("cuda")
 c64, c128 = torch.complex64, torch.complex128
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16], ids=str)
+@pytest.mark.parametrize("name", NEGATIVES)
+def test_negatives_of_narrow_integers_wrap(name: str, dtype: torch.dtype) -> None:
+    info = torch.iinfo(dtype)
+    a = torch.arange(info.min, info.max + 1).to(dtype).repeat(3)
+    got, want = wl.fuse(NEGATIVES[name])(a.to(DEVICE)), NEGATIVES[name](a)
+    for mine, right in zip(*((of if isinstance(of, tuple) else (of,)) for of in (got, want)), strict=True):
+        assert mine.dtype == right.dtype
+        assert torch.equal(mine.cpu(), right)
 
 
 @pytest.mark.parametrize("source", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)

@@ -24,8 +24,8 @@ SPECIAL = (0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.0, 6e-8, -6e-5, 65504.0, -65504.0,
 NUM_RANDOM = 1 << 20
 UNLIKE_EAGER = unlike_eager(read_report(RESULT)[1])
 """Ops that torch computes by series of its own, as docs/numerics.md lists them."""
-NOT_TRIED = ("rpow", "nextafter_bf16", "nextafter_f16", *UNLIKE_EAGER)
-"""Of a number first; of a half beside fp32."""
+NOT_TRIED = ("rpow", "nextafter_bf16", "nextafter_f16", "gelu_slope", "gelu_tanh_slope", *UNLIKE_EAGER)
+"""Of a number first; of a half beside fp32; of gradients alone, which no function can call."""
 ROWS = [op for op in OPS.values() if "shape" not in op.types and op.name not in NOT_TRIED]
 
 

@@ -42,6 +42,7 @@ def test_each_replay_of_a_graph_draws_anew() -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         _, _, uniform = drawn(x)
+    torch.cuda.synchronize()  # torch sets the graph's seed on the stream of the capture, and before a replay on the current one
     replays = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)

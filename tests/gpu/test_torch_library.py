@@ -13,7 +13,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tests.unit.test_torch_library import BACKENDS, affine, drop, gradients, mean_scaled, operators, power, residual, rope, swiglu
 from wideload import torch_library
 
-pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")]  # Inductor's own, to make a pool
+pytestmark = [  # Inductor's own: a graph to make a pool, and its autotuning
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:The CUDA Graph is empty"),
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
+]
 
 bf16, f32 = torch.bfloat16, torch.float32
 

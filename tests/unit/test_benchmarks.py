@@ -276,7 +276,7 @@ def test_minimal_bytes(name: str, nbytes_read: int, nbytes_written: int) -> None
 
 FAMILIES = {
     "misaligned": (layouts.MISALIGNED, {"rows"}),
-    "broadcast": (layouts.BROADCASTS, {"rows"}),
+    "broadcast": (layouts.BROADCASTS, {"rows", "strips"}),
     "dtypes": (layouts.DTYPES, {"dense"}),
     "slices": (layouts.SLICES, {"rows", "pitched", "strips"}),
     "large": (layouts.LARGES, {"dense", "rows"}),

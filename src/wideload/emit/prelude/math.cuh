@@ -15,13 +15,17 @@ DEVICE float div_full(float a, float b) { float y; asm("div.full.f32 %0, %1, %2;
 DEVICE float sqrt_approx(float x) { float y; asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 #endif
 
-template <class T> DEVICE T wrap_add(T a, T b) { return (T)((unsigned long long)a + (unsigned long long)b); }
+// The low bits as a T. Narrow ones the compiler does not look through: it would make 16-bit instructions of what comes next, of which
+// ptxas (13.0, 13.5) does a shr.s16 of a neg.s16 in 32 bits, where -(-32768) is another number.
+template <class T> DEVICE T wrapped(unsigned long long x) { return sizeof(T) < 4 ? (T)settled((unsigned)x) : (T)x; }
 
-template <class T> DEVICE T wrap_sub(T a, T b) { return (T)((unsigned long long)a - (unsigned long long)b); }
+template <class T> DEVICE T wrap_add(T a, T b) { return wrapped<T>((unsigned long long)a + (unsigned long long)b); }
 
-template <class T> DEVICE T wrap_mul(T a, T b) { return (T)((unsigned long long)a * (unsigned long long)b); }
+template <class T> DEVICE T wrap_sub(T a, T b) { return wrapped<T>((unsigned long long)a - (unsigned long long)b); }
 
-template <class T> DEVICE T wrap_neg(T a) { return (T)(0ull - (unsigned long long)a); }
+template <class T> DEVICE T wrap_mul(T a, T b) { return wrapped<T>((unsigned long long)a * (unsigned long long)b); }
+
+template <class T> DEVICE T wrap_neg(T a) { return wrapped<T>(0ull - (unsigned long long)a); }
 
 template <class T> DEVICE T wrap_abs(T a) { return a < 0 ? wrap_neg(a) : a; }
 

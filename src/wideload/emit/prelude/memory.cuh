@@ -74,15 +74,6 @@ template <int N, class T> DEVICE vec<T, N> load_kept(const T* p)
 #endif
 }
 
-// A number whose making the compiler does not look through.
-DEVICE unsigned settled(unsigned x)
-{
-#ifdef __CUDACC__
-    asm("" : "+r"(x));
-#endif
-    return x;
-}
-
 // Every step-th of the elements from the first on that lie in step accesses; `p` must be aligned as a vec is. Each word has one that is
 // wanted; settled, or the compiler would load that one alone.
 template <int N, int step, int first, class T> DEVICE vec<T, N> load_stepped(const T* p)

@@ -10,6 +10,15 @@ struct bf16 { unsigned short bits; };
 
 struct boolean { unsigned char bits; };
 
+// A number whose making the compiler does not look through.
+DEVICE unsigned settled(unsigned x)
+{
+#ifdef __CUDACC__
+    asm("" : "+r"(x));
+#endif
+    return x;
+}
+
 // PTX: fp32 to fp16 bits, round to nearest even; fp16 bits to fp32, exact.
 #ifdef __CUDACC__
 DEVICE unsigned short f16_bits(float x) { unsigned short bits; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x)); return bits; }
