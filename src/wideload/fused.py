@@ -118,6 +118,10 @@ class _Method:
     def __init__(self, function: FusedFunction) -> None:
         self._function = function
 
+    def __set_name__(self, owner: type, name: str) -> None:
+        """In a class made of another's body, as a dataclass with slots is."""
+        self._function._owners = (*self._function._owners, owner)
+
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
             return self._function

@@ -397,7 +397,7 @@ class _Operator:
     def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keep of the operands those whose values a gradient reads; of other tensors their sizes, strides and dtypes."""
         *given, call = inputs
-        operands = [_settled(operand) if isinstance(operand, torch.Tensor) else operand for operand in given]
+        operands = _distinct([_settled(operand) if isinstance(operand, torch.Tensor) else operand for operand in given])
         f, wants = self.f, ctx.needs_input_grad
         with no_modes():
             bound = self.bind(self.samples(operands), call)

@@ -387,6 +387,18 @@ def test_a_fused_function_is_a_method_where_a_class_has_it_in_its_body() -> None
     assert not hasattr(wl.FusedFunction, "__get__")
 
 
+def test_a_method_of_a_class_with_slots_is_called_through_the_class() -> None:
+    @dataclass(frozen=True, slots=True)  # makes a second class of the first one's body
+    class Slotted:
+        rate: float
+
+        @wl.fuse
+        def apply(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.rate
+
+    assert torch.equal(Slotted.apply(Slotted(3.0), X), X * 3)
+
+
 def test_a_method_calls_the_overridden_one() -> None:
     class Child(Scaler):
         @wl.fuse

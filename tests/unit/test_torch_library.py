@@ -726,6 +726,13 @@ def test_only_what_gradients_read_is_saved() -> None:
     assert sorted(backwards) == ["mm_01_1.default", "tt_11_1.default"]
 
 
+@pytest.mark.parametrize("fn", [lambda x, y: x + y.sin(), lambda x, y: x * y, lambda x, y: y + x.floor()])
+def test_a_tensor_that_is_two_operands_has_the_gradients_of_both(fn: Callable[..., torch.Tensor]) -> None:
+    """A graph made with two tensors is given one."""
+    operator, x = operator_of(fresh(fn), "tt"), torch.randn(3, requires_grad=True)
+    assert_same(torch.autograd.grad(operator(x, x, "(_0, _1)").sum(), x), torch.autograd.grad(fn(x, x).sum(), x))
+
+
 def backward_graph(fn: Callable[..., Any], *tensors: torch.Tensor, **options: Any) -> tuple[list[Any], list[torch.Tensor]]:
     """What the compiled backward of ``fn`` calls, less views of sizes, and the gradients of those tensors that want one."""
     graphs: list[torch.fx.GraphModule] = []
