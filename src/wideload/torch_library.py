@@ -31,6 +31,7 @@ from wideload.expr import is_view_of_operand
 from wideload.layout import like_strides
 from wideload.modes import is_looked_into, no_modes
 from wideload.random import draw_seed
+from wideload.reference import evaluate_expr
 from wideload.replay import NodeLayout
 from wideload.shortcut import MISSED, Found, Shortcuts, find_shortcut
 from wideload.steps import run_steps
@@ -381,9 +382,16 @@ class _Operator:
             def lay_out(_: Any, traced: Traced) -> list[tuple[torch.dtype, Any]]:
                 if traced.reads_sizes:
                     _fix_sizes(bound.tensors)
-                layouts = f._layouts(bound, traced)
                 fresh = [node for node in traced.expr.outputs if not is_view_of_operand(traced.expr, node)]
-                return [(node_dtype(traced.expr, node), layouts[node]) for node in fresh]
+                if _depends_on_data(bound.tensors):  # torch's own operators know what may be asked of such sizes
+                    seed = self.seed(operands)
+                    given = bound.tensors if seed is None else [*bound.tensors, seed]
+                    shaped = evaluate_expr(traced.expr, fresh, given, tuple(bound.scalars), numerics="eager")
+                    laid_out = [NodeLayout(tuple(tensor.shape), tensor.stride()) for tensor in shaped]
+                else:
+                    layouts = f._layouts(bound, traced)
+                    laid_out = [layouts[node] for node in fresh]
+                return [(node_dtype(traced.expr, node), of) for node, of in zip(fresh, laid_out, strict=True)]
 
             found = f._run(bound, lay_out)
         dtypes, known_by = tuple(dtype for dtype, _ in found), _dtypes_of(bound.tensors, call)
@@ -518,10 +526,12 @@ class _Backward(NamedTuple):
         results = []
         for operand, bit in zip(operands, self.wanted, strict=True):
             if bit == "1":
-                like = _Unread(operand.shape, operand.stride(), operand.dtype) if isinstance(operand, torch.Tensor) else operand
-                device = operand.device if isinstance(operand, torch.Tensor) else grads[0].device
-                strides = like_strides(tuple(like.shape), tuple(like.strides))
-                results.append(torch.empty_strided(like.shape, strides, dtype=like.dtype, device=device))
+                like = operand if isinstance(operand, torch.Tensor) else _stand_in(operand, grads[0].device)
+                if _depends_on_data([like]):
+                    results.append(torch.empty_like(like))
+                    continue
+                strides = like_strides(tuple(like.shape), like.stride())
+                results.append(torch.empty_strided(like.shape, strides, dtype=like.dtype, device=like.device))
         return results[0] if len(results) == 1 else tuple(results)
 
     def refuse(self, ctx: Any, *grads: torch.Tensor | None) -> None:
@@ -587,6 +597,11 @@ def _bits(marks: Iterable[bool]) -> str:
 
 def _has_symbols(tensors: Sequence[torch.Tensor]) -> bool:
     return any(isinstance(size, torch.SymInt) for tensor in tensors for size in tensor.shape)
+
+
+def _depends_on_data(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether a size is known when the program runs alone."""
+    return any(isinstance(size, torch.SymInt) and not size.node.has_hint() for tensor in tensors for size in tensor.shape)
 
 
 def _hinted_layouts(bound: Any) -> list[NodeLayout]:

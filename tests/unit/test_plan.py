@@ -760,7 +760,7 @@ def test_every_plan_has_its_reasons() -> None:
         (meta(257, 256, dtype=torch.bfloat16), None, 3),
         (meta(257, 256), None, 2),
         (meta(256, 257, dtype=torch.int8), None, 4),  # and read
-        (meta(256, 257, dtype=torch.bfloat16), None, 3),
+        (meta(256, 257, dtype=torch.bfloat16), None, 4),
         (meta(256, 257), None, 3),
         (meta(256, 257), meta(257, 256), 2),
         (meta(256, 257, dtype=torch.bfloat16), meta(257, 256, dtype=torch.bfloat16), 3),

@@ -594,6 +594,20 @@ def test_a_static_number_that_changes_is_compiled_for_each_value(values: Sequenc
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_sizes_that_depend_on_data(backend: str) -> None:
+    def some(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return swiglu(x[x > 0], residual(x[x > 0], y))
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(some, fullgraph=True, backend=backend)
+        for size in (20, 31):
+            leaves = [torch.randn(size, dtype=f64, requires_grad=True), torch.randn(1, dtype=f64, requires_grad=True)]
+            have, want = compiled(*leaves), some(*leaves)
+            torch.testing.assert_close(have, want)
+            torch.testing.assert_close(torch.autograd.grad(have.sum(), leaves), torch.autograd.grad(want.sum(), leaves))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_drawing_moves_on_and_is_seeded(backend: str) -> None:
     x = torch.ones(1000, requires_grad=True)
     compiled = torch.compile(lambda x: (drop(x, 0.5), drop(x, 0.5)), fullgraph=True, backend=backend)

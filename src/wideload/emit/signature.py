@@ -12,11 +12,11 @@ from wideload.emit.text import indented
 from wideload.lower import Program
 from wideload.plan import (
     ACCESS_BYTES,
-    BYTE_RING_BLOCKS,
     COLUMNS_BLOCKS,
     HALO_BLOCKS,
     MANY_LOADS,
     MANY_LOADS_BLOCKS,
+    NARROW_RING_BLOCKS,
     REGISTER_BYTES,
     RING_BLOCKS,
     STARTING_BLOCKS,
@@ -97,7 +97,7 @@ def _tile_blocks(program: Program, variant: Variant) -> int:
     if program.num_functions or num_beside > (is_narrow and tile.ring > 0):
         return TILE_BLOCKS
     if tile.ring:
-        return BYTE_RING_BLOCKS if tile.width == ACCESS_BYTES and not num_beside else RING_BLOCKS
+        return NARROW_RING_BLOCKS if is_narrow and not num_beside else RING_BLOCKS
     return HALO_BLOCKS if tile.halo and is_narrow else TILE_BLOCKS
 
 

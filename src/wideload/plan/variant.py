@@ -9,12 +9,12 @@ from typing import Literal, NamedTuple
 
 __all__ = [
     "ACCESS_BYTES",
-    "BYTE_RING_BLOCKS",
     "COLUMNS_BLOCKS",
     "HALO_BLOCKS",
     "MANY_LOADS",
     "MANY_LOADS_BLOCKS",
     "MAX_INLINED_FUNCTIONS",
+    "NARROW_RING_BLOCKS",
     "REGISTER_BYTES",
     "RING_BLOCKS",
     "THREADS",
@@ -63,11 +63,11 @@ arithmetic of those before; with 72 all of a thread's come first, whether 7 bloc
 TILE_BLOCKS = 2
 """Blocks an SM that the registers of such a kernel must leave room for, 64 a thread: while one waits for its loads, the other stores."""
 
-RING_BLOCKS, BYTE_RING_BLOCKS = 3, 4
+RING_BLOCKS, NARROW_RING_BLOCKS = 3, 4
 """The same where turned operands come to their tiles past the registers, and no function of a maths library needs these, nor another
-operand, but for one of less than four bytes; four where all elements are bytes, of which one costs more instructions, and all are turned.
-On an H200, of the wall, with two, three and four blocks: int8 0.768, 0.855, 0.883, bf16 0.887, 0.936, 0.930, fp32 0.914, 0.937, 0.927, fp64
-0.878, 0.956, 0.953; beside an operand that is not turned bf16 0.924, 0.932, 0.924."""
+operand, but for one of less than four bytes; four where elements have less and all are turned. On an H200, of the wall, with two, three and
+four blocks: int8 0.768, 0.855, 0.883, bf16 0.887, 0.936, 0.930, of 11587 x 11587 0.863 and 0.885 (three and four), fp32 0.914, 0.937,
+0.927, fp64 0.878, 0.956, 0.953; beside an operand that is not turned bf16 0.924, 0.932, 0.924."""
 
 HALO_BLOCKS = 3
 """The same where only the output's lines are not aligned, and elements have less than four bytes. On an H200, of the wall, with two, three

@@ -33,8 +33,12 @@ template <> struct conversion<unsigned> {
     DEVICE unsigned from(double x) { return __double2uint_rz(x); }
 };
 
+// By 32 bits: of a negative, 8 bits shifted within 16 would be another number (see `wrapped`).
+DEVICE int widened(signed char x) { return (int)settled((unsigned)(int)x); }
+
 template <> struct conversion<unsigned short> {
     template <class From> DEVICE unsigned short from(From x) { return (unsigned short)x; }
+    DEVICE unsigned short from(signed char x) { return (unsigned short)widened(x); }
     DEVICE unsigned short from(float x) { return (unsigned short)__float2uint_rz(x); }
     DEVICE unsigned short from(double x) { return (unsigned short)__double2uint_rz(x); }
 };
@@ -46,7 +50,10 @@ template <class Narrow> struct narrow_conversion {
     DEVICE Narrow from(double x) { return (Narrow)__double2int_rz(x); }
 };
 
-template <> struct conversion<short> : narrow_conversion<short> {};
+template <> struct conversion<short> : narrow_conversion<short> {
+    using narrow_conversion<short>::from;
+    DEVICE short from(signed char x) { return (short)widened(x); }
+};
 
 template <> struct conversion<signed char> : narrow_conversion<signed char> {};
 

@@ -15,9 +15,9 @@ DEVICE float div_full(float a, float b) { float y; asm("div.full.f32 %0, %1, %2;
 DEVICE float sqrt_approx(float x) { float y; asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 #endif
 
-// The low bits as a T. Narrow ones the compiler does not look through: it would make 16-bit instructions of what comes next, of which
-// ptxas (13.0, 13.5) does a shr.s16 of a neg.s16 in 32 bits, where -(-32768) is another number.
-template <class T> DEVICE T wrapped(unsigned long long x) { return sizeof(T) < 4 ? (T)settled((unsigned)x) : (T)x; }
+// The low bits as a T. Where these are 16 the compiler does not look through, or it would negate with neg.s16, which ptxas (13.0, 13.5) does
+// in 32 bits: a shr.s16 behind it then finds another number than -(-32768). Of 8 bits it does so where they become 16: `convert`.
+template <class T> DEVICE T wrapped(unsigned long long x) { return sizeof(T) == 2 ? (T)settled((unsigned)x) : (T)x; }
 
 template <class T> DEVICE T wrap_add(T a, T b) { return wrapped<T>((unsigned long long)a + (unsigned long long)b); }
 
