@@ -84,8 +84,8 @@ NEGATIVES: dict[str, Callable[[torch.Tensor], Any]] = {
     "shifted": lambda a: -a >> 3,
     "compared": lambda a: (-a < a, torch.maximum(-a, a)),
     "divided": lambda a: torch.div(a, -1, rounding_mode="trunc") >> 1,
-    "narrowed": lambda a: (-a.to(torch.int32)).to(a.dtype) >> 1,
-    "narrowed twice": lambda a: (a.to(torch.int64) * -1).to(torch.int16).to(torch.int8) // 3,
+    "narrowed": lambda a: (-a.to(torch.int32)).to(torch.int16) >> 1,
+    "narrowed twice": lambda a: (a.to(torch.int64) * -1).to(torch.int16) // 3,
 }
 """ptxas (13.0, 13.5) takes a negative in 16 bits for one of 32 where it is shifted: of -32768 too, and of -128 eight bits further left."""
 

@@ -43,15 +43,16 @@ template <> struct conversion<unsigned short> {
     DEVICE unsigned short from(double x) { return (unsigned short)__double2uint_rz(x); }
 };
 
-// Of a wider integer settled, as what is wrapped: of a negative in 32 bits that is narrowed the compiler makes one in 16.
 template <class Narrow> struct narrow_conversion {
-    template <class From> DEVICE Narrow from(From x) { return sizeof(From) > sizeof(Narrow) ? (Narrow)settled((unsigned)x) : (Narrow)x; }
+    template <class From> DEVICE Narrow from(From x) { return (Narrow)x; }
     DEVICE Narrow from(float x) { return (Narrow)__float2int_rz(x); }
     DEVICE Narrow from(double x) { return (Narrow)__double2int_rz(x); }
 };
 
 template <> struct conversion<short> : narrow_conversion<short> {
     using narrow_conversion<short>::from;
+    // Of a negative in 32 bits that is narrowed the compiler makes one in 16 (see `wrapped`).
+    template <class From> DEVICE short from(From x) { return sizeof(From) > sizeof(short) ? (short)settled((unsigned)x) : (short)x; }
     DEVICE short from(signed char x) { return (short)widened(x); }
 };
 
