@@ -618,10 +618,12 @@ def _shortcuts_of(f: FusedFunction, name: str) -> Shortcuts:
 
 
 def _shortcut_key(arguments: tuple[Any, ...], *_: Any) -> Any:
-    return tuple(
+    *operands, call = arguments
+    kinds = [
         (value.shape, value.dtype) if isinstance(value, torch.Tensor) else tuple(value) if isinstance(value, list) else type(value)
-        for value in arguments
-    )
+        for value in operands
+    ]
+    return call, *kinds
 
 
 def _fix_sizes(tensors: Sequence[torch.Tensor]) -> None:

@@ -313,6 +313,16 @@ def test_a_call_like_an_earlier_one_is_launched_at_once(bound: list[Any], launch
         assert (bool(bound), len(launched)) == (is_new, 1)
 
 
+def test_calls_that_differ_in_what_is_spelt_are_launched_at_once(bound: list[Any], launched: list[Any]) -> None:
+    """However many there are, as of layers that each have a mode of their own."""
+    operator, x = operator_of(fresh(lambda x, mode: x + len(mode)), "t"), torch.tensor([1.0, 2.0])
+    for is_new in (True, False):
+        for length in range(8):
+            bound.clear()
+            assert_same(operator(x, f"(_0, '{length * 's'}')"), x + length)
+            assert bool(bound) is is_new
+
+
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_gradients_of_a_call_like_an_earlier_one_are_launched_at_once(backend: str, bound: list[Any], launched: list[Any]) -> None:
     f = fresh(lambda gate, up: F.silu(gate) * up)
