@@ -271,18 +271,25 @@ _Operate = Callable[["DifferentiableOp", Any], _T]
 """What is done with an operation, of a call's tensors and numbers, which are in the order of the function's parameters."""
 
 
+class _Promise(NamedTuple):
+    """What a graph was compiled with: the dtypes of results, and where it has gradients the operation that they are of."""
+
+    dtypes: tuple[torch.dtype, ...]
+    op: DifferentiableOp | None = None
+
+
 @dataclass(frozen=True)
 class _Operator:
     """A registered operator: ``kinds`` has a letter for each operand, ``results`` is their number.
 
-    ``promised`` are the dtypes that results of fake tensors had, by the call and its tensors' dtypes.
+    ``promised`` is by the call and its tensors' dtypes.
     """
 
     name: str
     base: str
     kinds: str
     results: int
-    promised: dict[Any, tuple[torch.dtype, ...]] = field(default_factory=dict)
+    promised: dict[Any, _Promise] = field(default_factory=dict)
 
     @property
     def f(self) -> FusedFunction:
@@ -346,19 +353,20 @@ class _Operator:
         *given, call = arguments
         operands, seed = _distinct(given), self.seed(given)
 
-        def run(op: DifferentiableOp, bound: Any) -> tuple[list[torch.Tensor], Launched | None, Any]:
+        def run(op: DifferentiableOp, bound: Any) -> tuple[list[torch.Tensor], Launched | None, DifferentiableOp, Any]:
             outs = op(bound.tensors, tuple(bound.scalars), bound.device, seed)
-            return [outs[at] for at in op.fresh], op.launched(bound.tensors, bound.device, seed), bound
+            return [outs[at] for at in op.fresh], op.launched(bound.tensors, bound.device, seed), op, bound
 
         with torch.no_grad():
-            results, launched, bound = self.operate(operands, call, run)
+            results, launched, op, bound = self.operate(operands, call, run)
         promise = functools.partial(self.promised.get, _dtypes_of(bound.tensors, call))
-        promised, dtypes = promise(), tuple(result.dtype for result in results)
-        if len(results) != self.results or dtypes != (promised or dtypes):
-            raise TraceError(
-                f"{self.f.__name__} has other results than when it was compiled, {dtypes}: a captured value has changed. "
-                "Call torch.compiler.reset()."
-            )
+        promised, dtypes, others = promise(), tuple(result.dtype for result in results), ""
+        if len(results) != self.results or (promised and dtypes != promised.dtypes):
+            others = f"results than when it was compiled, {dtypes}"
+        elif promised and promised.op not in (None, op) and _relations(promised.op, bound) != _relations(op, bound):
+            others = "gradients than when it was compiled, of other operands"
+        if others:
+            raise TraceError(f"{self.f.__name__} has other {others}: a captured value has changed. Call torch.compiler.reset().")
         if launched is not None:
             self.keep_shortcut(shortcuts, arguments, operands, bound.traced_with, launched, [(promise, None, promised)])
         return results[0] if self.results == 1 else tuple(results)
@@ -379,7 +387,7 @@ class _Operator:
         with no_modes():
             bound = self.bind(self.samples(operands), call)
 
-            def lay_out(_: Any, traced: Traced) -> list[tuple[torch.dtype, Any]]:
+            def lay_out(key: Any, traced: Traced) -> tuple[DifferentiableOp, list[tuple[torch.dtype, Any]]]:
                 if traced.reads_sizes:
                     _fix_sizes(bound.tensors)
                 fresh = [node for node in traced.expr.outputs if not is_view_of_operand(traced.expr, node)]
@@ -391,12 +399,14 @@ class _Operator:
                 else:
                     layouts = f._layouts(bound, traced)
                     laid_out = [layouts[node] for node in fresh]
-                return [(node_dtype(traced.expr, node), of) for node, of in zip(fresh, laid_out, strict=True)]
+                found = [(node_dtype(traced.expr, node), of) for node, of in zip(fresh, laid_out, strict=True)]
+                return f._operation_of(key, traced), found
 
-            found = f._run(bound, lay_out)
+            op, found = f._run(bound, lay_out)
         dtypes, known_by = tuple(dtype for dtype, _ in found), _dtypes_of(bound.tensors, call)
-        if self.promised.get(known_by) != dtypes:  # shortcuts look for the very object
-            self.promised[known_by] = dtypes
+        promised = self.promised.get(known_by)
+        if promised is None or promised.dtypes != dtypes or promised.op not in (None, op):  # shortcuts look for the very object
+            self.promised[known_by] = _Promise(dtypes)
         results = [torch.empty_strided(of.shape, of.strides, dtype=dtype, device=bound.device) for dtype, of in found]
         return results[0] if self.results == 1 else tuple(results)
 
@@ -414,6 +424,9 @@ class _Operator:
             saved = find_saved(f, bound, key, traced, wanted)
             op = f._operation_of(key, traced)
             recorded = op.recorded_results(wanted)
+        known_by = _dtypes_of(bound.tensors, call)
+        if is_looked_into(bound.tensors) and known_by in self.promised and self.promised[known_by].op is not op:
+            self.promised[known_by] = self.promised[known_by]._replace(op=op)
         read = frozenset(range(len(bound.tensors)) if saved is None else saved)
         places = {id(tensor): at for at, tensor in enumerate(bound.tensors)}
         kinds, kept = "", []
@@ -585,6 +598,21 @@ def _in_call(tensors: Sequence[torch.Tensor], operands: Sequence[Any], marks: Se
     """Marks of operands as marks of the call's tensors, which stand in the order of the parameters."""
     marked = {id(operand) for operand, mark in zip(operands, marks, strict=False) if mark}
     return tuple(id(tensor) in marked for tensor in tensors)
+
+
+def _relations(op: DifferentiableOp, bound: Any) -> list[Any]:
+    """What compiled gradients rest on: of each operand alone, what its gradient reads, and which incoming ones it is as they stand."""
+    layouts, device_type, found = _hinted_layouts(bound), bound.device.type, list[Any]()
+    arrivals = {(True,) * len(op.fresh), *_each_alone(len(op.fresh))}
+    for wanted in _each_alone(len(layouts)):
+        read = op.find_read(layouts, device_type, wanted)
+        passed = [] if read is None else [op.find_passed(layouts, device_type, arrived, wanted) for arrived in sorted(arrivals)]
+        found.append((read, passed))
+    return found
+
+
+def _each_alone(count: int) -> list[tuple[bool, ...]]:
+    return [tuple(at == other for other in range(count)) for at in range(count)]
 
 
 def _place(tensors: Sequence[Any], tensor: torch.Tensor) -> int:

@@ -603,6 +603,35 @@ def test_a_static_number_that_changes_is_compiled_for_each_value(values: Sequenc
         torch.testing.assert_close(compiled(x), torch.tensor([v**block.p + block.p for v in (1.0, 2.0, 3.0)]))
 
 
+class Signed(torch.nn.Module):
+    kind = "sum"
+
+    @wl.fuse
+    def act(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return {"sum": x + y, "difference": x - y, "product": x * y, "shifted": x + y + 1}[self.kind]
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.act(x, y)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", ["difference", "product"])
+def test_gradients_that_rest_on_a_captured_value_are_refused_when_it_changes(kind: str, backend: str) -> None:
+    model, leaves = Signed(), [torch.randn(5, requires_grad=True) for _ in range(2)]
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    compiled(*leaves).sum().backward()
+    model.kind = "shifted"  # the same gradients of the same operands
+    assert_same(torch.autograd.grad(compiled(*leaves).sum(), leaves), (torch.ones(5), torch.ones(5)))
+    model.kind = kind
+    if backend != "eager":  # which records each call anew
+        with pytest.raises(wl.TraceError, match=r"act has other gradients than when it was compiled.*torch\.compiler\.reset"):
+            compiled(*leaves)
+        torch.compiler.reset()
+    again = torch.compile(model, fullgraph=True, backend=backend)
+    want = (torch.ones(5), -torch.ones(5)) if kind == "difference" else (leaves[1].detach(), leaves[0].detach())
+    assert_same(torch.autograd.grad(again(*leaves).sum(), leaves), want)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_sizes_that_depend_on_data(backend: str) -> None:
     def some(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
