@@ -162,7 +162,7 @@ class FusedFunction:
         self._shortcuts = Shortcuts()
         self._names, self._starred = _positional_names(self._signature)
         self._identity = note_function(self)
-        self._operator_base: str | None = None
+        self._operator_bases: dict[Any, str] = {}  # by what it has captured
         self._operator_shortcuts: dict[str, Shortcuts] = {}  # by the operator's name: it outlives a method's object
         self._descriptor: FusedFunction | None = None  # what this is the bound method of
         self._owners: tuple[type, ...] = ()  # the classes that have it in their bodies

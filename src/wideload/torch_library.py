@@ -32,6 +32,7 @@ from wideload.layout import like_strides
 from wideload.modes import is_looked_into, no_modes
 from wideload.random import draw_seed
 from wideload.reference import evaluate_expr
+from wideload.remembered import remember
 from wideload.replay import NodeLayout
 from wideload.shortcut import MISSED, Found, Shortcuts, find_shortcut
 from wideload.steps import run_steps
@@ -206,9 +207,14 @@ def _digest(f: FusedFunction) -> str:
 
 
 def base_of(f: FusedFunction) -> str:
-    """The name of ``f`` up to the kinds; of functions that are alike in all that a name says, the later are numbered."""
-    if f._operator_base is not None:
-        return f._operator_base
+    """The name of ``f``, as it is now, up to the kinds; of functions that are alike in all that a name says, the later are numbered.
+
+    With other captured values it has another name: graphs that are compiled are kept on disk by the names in them.
+    """
+    captured = f._captures.read()
+    known = f._operator_bases.get(captured)
+    if known is not None:
+        return known
     with _lock:
         base = first = f"{_path_of(f)}_{_digest(f)}"
         for number in itertools.count(2):
@@ -219,8 +225,7 @@ def base_of(f: FusedFunction) -> str:
             if owner is None or _is_same(owner, f):
                 break
             base = f"{first}_{number}"
-        f._operator_base = base
-    return base
+        return remember(f._operator_bases, captured, base)
 
 
 def _is_same(one: FusedFunction, other: FusedFunction) -> bool:
@@ -254,10 +259,9 @@ class _Namespace(torch._ops._OpNamespace):
         if name == SEED:
             registered(name)
         elif name not in _registrations and (found := _NAME.fullmatch(_BACKWARD.sub(r"\g<forward>", name))):
-            for f in list(_FUNCTIONS.values()):
-                if found["base"].startswith(_path_of(f)) and base_of(f) == found["base"]:
-                    registered(name)
-                    break
+            base = found["base"]
+            if base in _BASES or any(base.startswith(_path_of(f)) and base_of(f) == base for f in list(_FUNCTIONS.values())):
+                registered(name)
 
 
 setattr(torch.ops, NAMESPACE, _Namespace(NAMESPACE))
