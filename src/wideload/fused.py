@@ -118,10 +118,6 @@ class _Method:
     def __init__(self, function: FusedFunction) -> None:
         self._function = function
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        """In a class made of another's body, as a dataclass with slots is."""
-        self._function._owners = (*self._function._owners, owner)
-
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
             return self._function
@@ -165,7 +161,8 @@ class FusedFunction:
         self._operator_bases: dict[Any, str] = {}  # by what it has captured
         self._operator_shortcuts: dict[str, Shortcuts] = {}  # by the operator's name: it outlives a method's object
         self._descriptor: FusedFunction | None = None  # what this is the bound method of
-        self._owners: tuple[type, ...] = ()  # the classes that have it in their bodies
+        self._names_in_classes = {self.__name__, getattr(fn, "__name__", self.__name__)}
+        setattr(self, "__get__", self._get)  # noqa: B010  enum and functools ask the object whether it is a method; Dynamo asks its type
         self._traces: dict[Any, Traced] = {}
         self._sized: dict[Any, None] = {}  # signatures of functions that read sizes: their traces hold for one set of shapes
         self._prepared: dict[Any, _Prepared] = {}
@@ -181,12 +178,23 @@ class FusedFunction:
     def __set_name__(self, owner: type, name: str) -> None:
         """A fused function in the body of a class is a method: ``self`` is bound, and what it reads of ``self`` is read at each call."""
         if not isinstance(self.__wrapped__, staticmethod):
-            self._owners = (*self._owners, owner)
-            setattr(owner, name, _Method(self))
+            self._names_in_classes.add(name)
+            type.__setattr__(owner, name, _Method(self))  # whatever its metaclass allows later
+
+    def _get(self, instance: Any, owner: Any = None) -> FusedFunction:
+        return self if instance is None else self.bound_to(instance)
 
     def is_unbound(self, args: tuple[Any, ...]) -> bool:
-        """Whether the first of a call's arguments is what a method is bound to: a class, or an object of one that has it in its body."""
-        return len(args) > 0 and isinstance(args[0], (type, *self._owners)) and not isinstance(args[0], torch.Tensor)
+        """Whether the first of a call's arguments is what a method is bound to: a class that has it, or an object of one."""
+        if len(args) == 0 or isinstance(args[0], torch.Tensor):
+            return False
+        cls = args[0] if isinstance(args[0], type) else type(args[0])
+        return any(getattr(getattr(cls, name, None), "_function", None) is self for name in self._names_in_classes)
+
+    @property
+    def __isabstractmethod__(self) -> bool:
+        """Whether a subclass has to override it: that of the plain function."""
+        return bool(getattr(self.__wrapped__, "__isabstractmethod__", False))
 
     @property
     def _function(self) -> FusedFunction:
@@ -224,7 +232,7 @@ class FusedFunction:
 
     # ---- calling
 
-    def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, out: Any = None, **kwargs: Any) -> Any:
         """Compute the function; new tensors as eager PyTorch would return them, or ``out`` filled in and returned.
 
         Raises a ``WideloadError`` for what cannot be fused or written; nothing has been written then.

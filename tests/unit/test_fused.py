@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import abc
 import copy
+import enum
 import functools
 import gc
 import inspect
@@ -383,6 +385,7 @@ def test_a_fused_function_is_a_method_where_a_class_has_it_in_its_body() -> None
     assert torch.equal(Names().second(X), X * 6)
     Names.later = double  # as builtins are: it cannot know
     assert Names().later is double
+    assert not Names.first.is_unbound((int, X))
     # Dynamo takes a descriptor in an object's __dict__ for one of its class and finds none there (torch 2.10, 2.11).
     assert not hasattr(wl.FusedFunction, "__get__")
 
@@ -397,6 +400,56 @@ def test_a_method_of_a_class_with_slots_is_called_through_the_class() -> None:
             return x * self.rate
 
     assert torch.equal(Slotted.apply(Slotted(3.0), X), X * 3)
+
+
+def test_a_method_of_any_kind_of_class() -> None:
+    class Modes(enum.Enum):
+        TWO = 2
+
+        @wl.fuse
+        def times(self, x: Any) -> Any:
+            return x * self.value
+
+    assert [*Modes] == [Modes.TWO]
+    assert torch.equal(Modes.TWO.times(X), X * 2)
+
+    class Strict(type):
+        def __setattr__(cls, name: str, value: object) -> None:
+            raise AttributeError(name)
+
+    class Closed(metaclass=Strict):
+        rate = 3.0
+
+        @wl.fuse
+        def plain(self, x: Any, s: Any) -> Any:
+            return x * self.rate * s
+
+        half = functools.partialmethod(wl.fuse(lambda self, x, s: x * self.rate * s), s=0.5)
+
+    assert torch.equal(Closed().plain(X, 1.0), X * 3)
+    assert torch.equal(Closed().half(X), X * 1.5)
+
+    class Abstract(abc.ABC):
+        @wl.fuse
+        @abc.abstractmethod
+        def apply(self, x: Any) -> Any: ...
+
+    class Whole(Abstract):
+        apply = wl.fuse(lambda self, x: x + 1)
+
+    with pytest.raises(TypeError, match="abstract"):
+        Abstract()  # type: ignore[abstract]
+    assert torch.equal(Whole().apply(X), X + 1)
+
+
+def test_a_class_that_has_gone_is_not_kept_by_its_functions() -> None:
+    double = wl.fuse(lambda self, x: x * 2)
+    cls = type("Short", (), {"double": double})
+    assert cls.double is double
+    gone = weakref.ref(cls)
+    del cls
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_method_calls_the_overridden_one() -> None:
