@@ -18,12 +18,10 @@ from wideload.views import View
 
 __all__ = ["WORD_BYTES", "choose_accesses", "chunk_map", "chunk_size", "list_variant", "table_words"]
 
-FOREACH_THREADS = 256
-"""Threads a block, each with one or two accesses an operand: AdamW of 424 fp32 tensors (202 M parameters) so measured 4.23 TB/s on an
-H200, with ATen's chunks of 65,536 elements 2.4 to 3.3."""
-
-ENOUGH_BYTES = 48
-"""Bytes that a thread should load before it waits; below, it takes two accesses an operand, and looks its chunk up half as often."""
+FOREACH_THREADS, FOREACH_ACCESSES = 128, 2
+"""Threads a block, and accesses that each has of an operand. AdamW of 424 tensors (202 M parameters) on an H200, of the wall, with 256
+threads and one access, 128 and one, 64 and two, 128 and two: fp32 0.973, 0.980, 0.986, 0.988, bf16 0.969, 0.975, 0.980, 0.980, bf16 with
+fp32 state 0.966, 0.970, 0.975, 0.978. ATen's chunks of 65,536 elements: 2.4 to 3.3 TB/s of the 4.3."""
 
 WORD_BYTES = 8
 """Every entry of a table: a pointer, a ``long long`` or a ``double``."""
@@ -79,15 +77,14 @@ def list_variant(
     types: list[ScalarType] = [p.type for p, access in zip(program.parameters, accesses, strict=True) if access == "vector"]
     widest = max((t.itemsize for t in (*types, *(r.type for r in program.results if not r.is_reduced))), default=ACCESS_BYTES)
     per_access = ACCESS_BYTES // widest
-    num_accesses = 1 if sum(t.itemsize for t in types) * per_access >= ENOUGH_BYTES else 2
     shared = (*shared_loads, *shared_scalars)
     num_shared, num_own = sum(shared) + program.has_draws, len(shared) - sum(shared) + in_place.count(None) + 1
     rooms = [((nbytes - CHUNK_BYTES) // WORD_BYTES - num_shared) // num_own for nbytes in PARAMETER_BYTES]
     capacity = next((room for room in rooms if room >= num_members), rooms[-1])
-    table = Table(capacity, num_accesses, shared_loads, shared_scalars, in_place)
+    table = Table(capacity, FOREACH_ACCESSES, shared_loads, shared_scalars, in_place)
     stores: tuple[Access, ...] = tuple("reduced" if result.is_reduced else "vector" for result in program.results)
     paces = (Pace("run", 64),) * len(program.positions)
-    return Variant("foreach", accesses, stores, per_access * num_accesses, 1, 64, FOREACH_THREADS, paces=paces, table=table)
+    return Variant("foreach", accesses, stores, per_access * FOREACH_ACCESSES, 1, 64, FOREACH_THREADS, paces=paces, table=table)
 
 
 def table_words(program: Program, variant: Variant) -> list[tuple[int, int]]:

@@ -19,7 +19,7 @@ struct noisy_decay_lists_data {  // of each tensor, by value
     const long long* seed_data;
 };
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(128)
 noisy_decay_foreach(
     const __grid_constant__ noisy_decay_lists_data lists_data,
     const int* __restrict__ chunks_data)
@@ -33,29 +33,29 @@ noisy_decay_foreach(
     const double number = lists_data.number;
     const double lr = lists_data.lr;
     const unsigned long long seed = (unsigned long long)lists_data.seed_data[slot];
-    const long long first = (long long)chunk_v.at[1] * 4096 - phase_of<8>(out_data);
+    const long long first = (long long)chunk_v.at[1] * 2048 - phase_of<8>(out_data);
     if (first >= n) return;
     const long long e = first + threadIdx.x * 8;
-    const bool is_full = first >= 0 && first + 4096 <= n && is_aligned<8>(weight_data) && is_aligned<8>(grad_data) && is_aligned<8>(out_data);
+    const bool is_full = first >= 0 && first + 2048 <= n && is_aligned<8>(weight_data) && is_aligned<8>(grad_data) && is_aligned<8>(out_data);
     vec<bf16, 8> weight_v[2];
     vec<bf16, 8> grad_v[2];
     if (is_full) {  // whole accesses, no bounds
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
-            weight_v[m] = load_vector<8>(weight_data + e + m * 2048);
-            grad_v[m] = load_vector<8>(grad_data + e + m * 2048);
+            weight_v[m] = load_vector<8>(weight_data + e + m * 1024);
+            grad_v[m] = load_vector<8>(grad_data + e + m * 1024);
         }
     } else {  // the ends of a tensor, or addresses that are not aligned
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
-            weight_v[m] = load_part<8>(weight_data, e + m * 2048, n);
-            grad_v[m] = load_part<8>(grad_data, e + m * 2048, n);
+            weight_v[m] = load_part<8>(weight_data, e + m * 1024, n);
+            grad_v[m] = load_part<8>(grad_data, e + m * 1024, n);
         }
     }
     vec<unsigned, 8> draw_v[2];
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
-        draw_v[m] = draw_run<32, 8>(seed, 0, (unsigned long long)(e + m * 2048));
+        draw_v[m] = draw_run<32, 8>(seed, 0, (unsigned long long)(e + m * 1024));
     }
     float out_v[2][8];
 #pragma unroll
@@ -66,12 +66,12 @@ noisy_decay_foreach(
     if (is_full) {  // whole accesses
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
-            store_whole(out_data + e + m * 2048, out_v[m]);
+            store_whole(out_data + e + m * 1024, out_v[m]);
         }
     } else {  // the ends
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
-            if (is_whole<8>(out_data, e + m * 2048, n)) store_whole(out_data + e + m * 2048, out_v[m]); else store_some(out_data, e + m * 2048, n, out_v[m]);
+            if (is_whole<8>(out_data, e + m * 1024, n)) store_whole(out_data + e + m * 1024, out_v[m]); else store_some(out_data, e + m * 1024, n, out_v[m]);
         }
     }
 }

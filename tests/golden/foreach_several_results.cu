@@ -29,7 +29,7 @@ struct moments_lists_data {  // of each tensor, by value
     double number;
 };
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(128)
 moments_foreach(
     const __grid_constant__ moments_lists_data lists_data,
     const int* __restrict__ chunks_data)
@@ -49,45 +49,45 @@ moments_foreach(
     if (first >= n) return;
     const long long e = first + threadIdx.x * 4;
     const bool is_full = first >= 0 && first + 1024 <= n && is_aligned<4>(grad_data) && is_aligned<4>(mean_data) && is_aligned<4>(square_data) && is_aligned<4>(out0_data) && is_aligned<4>(out1_data) && is_aligned<4>(out2_data);
-    vec<float, 4> grad_v[1];
-    vec<float, 4> mean_v[1];
-    vec<float, 4> square_v[1];
+    vec<float, 4> grad_v[2];
+    vec<float, 4> mean_v[2];
+    vec<float, 4> square_v[2];
     if (is_full) {  // whole accesses, no bounds
 #pragma unroll
-        for (int m = 0; m < 1; ++m) {
-            grad_v[m] = load_vector<4>(grad_data + e + m * 1024);
-            mean_v[m] = load_vector<4>(mean_data + e + m * 1024);
-            square_v[m] = load_vector<4>(square_data + e + m * 1024);
+        for (int m = 0; m < 2; ++m) {
+            grad_v[m] = load_vector<4>(grad_data + e + m * 512);
+            mean_v[m] = load_vector<4>(mean_data + e + m * 512);
+            square_v[m] = load_vector<4>(square_data + e + m * 512);
         }
     } else {  // the ends of a tensor, or addresses that are not aligned
 #pragma unroll
-        for (int m = 0; m < 1; ++m) {
-            grad_v[m] = load_part<4>(grad_data, e + m * 1024, n);
-            mean_v[m] = load_part<4>(mean_data, e + m * 1024, n);
-            square_v[m] = load_part<4>(square_data, e + m * 1024, n);
+        for (int m = 0; m < 2; ++m) {
+            grad_v[m] = load_part<4>(grad_data, e + m * 512, n);
+            mean_v[m] = load_part<4>(mean_data, e + m * 512, n);
+            square_v[m] = load_part<4>(square_data, e + m * 512, n);
         }
     }
-    float out0_v[1][4];
-    float out1_v[1][4];
-    float out2_v[1][4];
+    float out0_v[2][4];
+    float out1_v[2][4];
+    float out2_v[2][4];
 #pragma unroll
-    for (int m = 0; m < 1; ++m) {
+    for (int m = 0; m < 2; ++m) {
 #pragma unroll
         for (int k = 0; k < 4; ++k) moments_element(widen(grad_v[m].get(k)), widen(mean_v[m].get(k)), widen(square_v[m].get(k)), beta, number, out0_v[m][k], out1_v[m][k], out2_v[m][k]);
     }
     if (is_full) {  // whole accesses
 #pragma unroll
-        for (int m = 0; m < 1; ++m) {
-            store_whole(out0_data + e + m * 1024, out0_v[m]);
-            store_whole(out1_data + e + m * 1024, out1_v[m]);
-            store_whole(out2_data + e + m * 1024, out2_v[m]);
+        for (int m = 0; m < 2; ++m) {
+            store_whole(out0_data + e + m * 512, out0_v[m]);
+            store_whole(out1_data + e + m * 512, out1_v[m]);
+            store_whole(out2_data + e + m * 512, out2_v[m]);
         }
     } else {  // the ends
 #pragma unroll
-        for (int m = 0; m < 1; ++m) {
-            if (is_whole<4>(out0_data, e + m * 1024, n)) store_whole(out0_data + e + m * 1024, out0_v[m]); else store_some(out0_data, e + m * 1024, n, out0_v[m]);
-            if (is_whole<4>(out1_data, e + m * 1024, n)) store_whole(out1_data + e + m * 1024, out1_v[m]); else store_some(out1_data, e + m * 1024, n, out1_v[m]);
-            if (is_whole<4>(out2_data, e + m * 1024, n)) store_whole(out2_data + e + m * 1024, out2_v[m]); else store_some(out2_data, e + m * 1024, n, out2_v[m]);
+        for (int m = 0; m < 2; ++m) {
+            if (is_whole<4>(out0_data, e + m * 512, n)) store_whole(out0_data + e + m * 512, out0_v[m]); else store_some(out0_data, e + m * 512, n, out0_v[m]);
+            if (is_whole<4>(out1_data, e + m * 512, n)) store_whole(out1_data + e + m * 512, out1_v[m]); else store_some(out1_data, e + m * 512, n, out1_v[m]);
+            if (is_whole<4>(out2_data, e + m * 512, n)) store_whole(out2_data + e + m * 512, out2_v[m]); else store_some(out2_data, e + m * 512, n, out2_v[m]);
         }
     }
 }

@@ -19,7 +19,7 @@ struct scaled_with_amax_lists_data {  // of each tensor, by value
     double scale;
 };
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(128)
 scaled_with_amax_foreach(
     const __grid_constant__ scaled_with_amax_lists_data lists_data,
     const int* __restrict__ chunks_data)
@@ -32,20 +32,20 @@ scaled_with_amax_foreach(
     largest<unsigned> out1_data(lists_data.out1_word[slot]);
     largest<unsigned> out2_data(lists_data.out2_word[slot]);
     const double scale = lists_data.scale;
-    const long long first = (long long)chunk_v.at[1] * 4096 - phase_of<8>(out0_data);
+    const long long first = (long long)chunk_v.at[1] * 2048 - phase_of<8>(out0_data);
     if (first >= n) return;
     const long long e = first + threadIdx.x * 8;
-    const bool is_full = first >= 0 && first + 4096 <= n && is_aligned<8>(x_data) && is_aligned<8>(out0_data);
+    const bool is_full = first >= 0 && first + 2048 <= n && is_aligned<8>(x_data) && is_aligned<8>(out0_data);
     vec<bf16, 8> x_v[2];
     if (is_full) {  // whole accesses, no bounds
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
-            x_v[m] = load_vector<8>(x_data + e + m * 2048);
+            x_v[m] = load_vector<8>(x_data + e + m * 1024);
         }
     } else {  // the ends of a tensor, or addresses that are not aligned
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
-            x_v[m] = load_part<8>(x_data, e + m * 2048, n);
+            x_v[m] = load_part<8>(x_data, e + m * 1024, n);
         }
     }
     float out0_v[2][8];
@@ -59,9 +59,9 @@ scaled_with_amax_foreach(
         }
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
-            store_whole(out0_data + e + m * 2048, out0_v[m]);
-            store_reduced(out1_data + e + m * 2048, out1_v[m]);
-            store_reduced(out2_data + e + m * 2048, out2_v[m]);
+            store_whole(out0_data + e + m * 1024, out0_v[m]);
+            store_reduced(out1_data + e + m * 1024, out1_v[m]);
+            store_reduced(out2_data + e + m * 1024, out2_v[m]);
         }
     } else {  // the ends
 #pragma unroll
@@ -71,9 +71,9 @@ scaled_with_amax_foreach(
         }
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
-            if (is_whole<8>(out0_data, e + m * 2048, n)) store_whole(out0_data + e + m * 2048, out0_v[m]); else store_some(out0_data, e + m * 2048, n, out0_v[m]);
-            store_some(out1_data, e + m * 2048, n, out1_v[m]);
-            store_some(out2_data, e + m * 2048, n, out2_v[m]);
+            if (is_whole<8>(out0_data, e + m * 1024, n)) store_whole(out0_data + e + m * 1024, out0_v[m]); else store_some(out0_data, e + m * 1024, n, out0_v[m]);
+            store_some(out1_data, e + m * 1024, n, out1_v[m]);
+            store_some(out2_data, e + m * 1024, n, out2_v[m]);
         }
     }
     out1_data.settle();

@@ -31,7 +31,7 @@ struct adapt_lists_data {  // of each tensor, by value
     double rate;
 };
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(128)
 adapt_foreach(
     const __grid_constant__ adapt_lists_data lists_data,
     const int* __restrict__ chunks_data)
@@ -50,42 +50,42 @@ adapt_foreach(
     if (first >= n) return;
     const long long e = first + threadIdx.x * 8;
     const bool is_full = first >= 0 && first + 2048 <= n && is_aligned<8>(p_data) && is_aligned<8>(mean_data) && is_aligned<8>(square_data) && is_aligned<8>(out_data);
-    vec<bf16, 8> p_v[1];
-    vec<bf16, 8> mean_v[1];
-    vec<bf16, 8> square_v[1];
+    vec<bf16, 8> p_v[2];
+    vec<bf16, 8> mean_v[2];
+    vec<bf16, 8> square_v[2];
     if (is_full) {  // whole accesses, no bounds
 #pragma unroll
-        for (int m = 0; m < 1; ++m) {
-            p_v[m] = load_vector<8>(p_data + e + m * 2048);
-            mean_v[m] = load_vector<8>(mean_data + e + m * 2048);
-            square_v[m] = load_vector<8>(square_data + e + m * 2048);
+        for (int m = 0; m < 2; ++m) {
+            p_v[m] = load_vector<8>(p_data + e + m * 1024);
+            mean_v[m] = load_vector<8>(mean_data + e + m * 1024);
+            square_v[m] = load_vector<8>(square_data + e + m * 1024);
         }
     } else {  // the ends of a tensor, or addresses that are not aligned
 #pragma unroll
-        for (int m = 0; m < 1; ++m) {
-            p_v[m] = load_part<8>(p_data, e + m * 2048, n);
-            mean_v[m] = load_part<8>(mean_data, e + m * 2048, n);
-            square_v[m] = load_part<8>(square_data, e + m * 2048, n);
+        for (int m = 0; m < 2; ++m) {
+            p_v[m] = load_part<8>(p_data, e + m * 1024, n);
+            mean_v[m] = load_part<8>(mean_data, e + m * 1024, n);
+            square_v[m] = load_part<8>(square_data, e + m * 1024, n);
         }
     }
     __shared__ float rdiv_once;
     if (threadIdx.x == 0) adapt_uniform(steps, log_beta, rate, rdiv_once);
     __syncthreads();
-    float out_v[1][8];
+    float out_v[2][8];
 #pragma unroll
-    for (int m = 0; m < 1; ++m) {
+    for (int m = 0; m < 2; ++m) {
 #pragma unroll
         for (int k = 0; k < 8; ++k) adapt_element(widen(p_v[m].get(k)), steps, widen(mean_v[m].get(k)), widen(square_v[m].get(k)), log_beta, rate, rdiv_once, out_v[m][k]);
     }
     if (is_full) {  // whole accesses
 #pragma unroll
-        for (int m = 0; m < 1; ++m) {
-            store_whole(out_data + e + m * 2048, out_v[m]);
+        for (int m = 0; m < 2; ++m) {
+            store_whole(out_data + e + m * 1024, out_v[m]);
         }
     } else {  // the ends
 #pragma unroll
-        for (int m = 0; m < 1; ++m) {
-            if (is_whole<8>(out_data, e + m * 2048, n)) store_whole(out_data + e + m * 2048, out_v[m]); else store_some(out_data, e + m * 2048, n, out_v[m]);
+        for (int m = 0; m < 2; ++m) {
+            if (is_whole<8>(out_data, e + m * 1024, n)) store_whole(out_data + e + m * 1024, out_v[m]); else store_some(out_data, e + m * 1024, n, out_v[m]);
         }
     }
 }

@@ -202,9 +202,9 @@ def test_a_chunk_map_is_made_once_and_never_in_a_capture(chunk_maps: ChunkMaps) 
     with pytest.raises(wl.DeviceError, match="before the capture, to warm up"):
         chunk_maps.find(5000, 7)
     chunk_maps.is_capturing = False
-    made = chunk_maps.find(5000, 7)
+    made = chunk_maps.find(2500, 7)
     assert made.tolist() == [[0, 0], [0, 1], [0, 2], [1, 0]]
-    assert chunk_maps.find(5000, 7) is made
+    assert chunk_maps.find(2500, 7) is made
 
 
 def test_the_chunk_map_that_is_used_at_every_step_stays(chunk_maps: ChunkMaps) -> None:

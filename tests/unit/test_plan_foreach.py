@@ -96,12 +96,11 @@ def _room(num_members: int) -> int:
     return table.capacity
 
 
-@pytest.mark.parametrize(("num_inputs", "dtype", "count"), [(1, f32, 2), (2, bf16, 2), (3, f32, 1), (4, f32, 1), (1, f64, 2)])
-def test_a_thread_loads_enough_at_once(num_inputs: int, dtype: torch.dtype, count: int) -> None:
+@pytest.mark.parametrize(("num_inputs", "dtype", "elements"), [(1, f32, 8), (2, bf16, 16), (4, f32, 8), (1, f64, 4)])
+def test_a_thread_makes_two_accesses_of_each_operand(num_inputs: int, dtype: torch.dtype, elements: int) -> None:
     chosen = variant(num_inputs, 10, dtype)
     assert chosen.table is not None
-    assert chosen.table.accesses == count
-    assert chosen.elements == count * 16 // dtype.itemsize
+    assert (chosen.table.accesses, chosen.elements, chosen.threads) == (2, elements, 128)
 
 
 def test_chunks_cover_every_element_wherever_the_first_access_begins() -> None:

@@ -269,7 +269,7 @@ LISTS: dict[str, tuple[Callable[..., Any], list[torch.dtype], list[Any], dict[tu
     "list_f32": (lambda x, y: x * 2 + y, [f32, f32], [], {("load", 128): 4, ("store", 128): 2}),
     "list_mixed": (lambda x, y: (x * y).half(), [bf16, f32], [], {("load", 64): 2, ("load", 128): 2, ("store", 64): 2}),
     "list_f64": (lambda x, y: x * y, [f64, f32], [], {("load", 128): 2, ("load", 64): 2, ("store", 128): 2}),
-    "list_adam": (adam, [f32] * 4, [0.1, torch.tensor(1.0)], {("load", 128): 4, ("load", 32): 1, ("store", 128): 3}),
+    "list_adam": (adam, [f32] * 4, [0.1, torch.tensor(1.0)], {("load", 128): 8, ("load", 32): 1, ("store", 128): 6}),
 }
 CHUNK: Widths = Counter({("load", 64): 1})
 """Which chunk of which tensor a block computes: one load, of the map."""
