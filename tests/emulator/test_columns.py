@@ -225,11 +225,15 @@ def test_second_derivatives_store_terms(launched: Launched) -> None:  # noqa: F8
 
 
 def test_blocks_of_many_rows(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    """Of 64 rows and of 128, whole and not: only from 2^20 partial sums on otherwise."""
-    monkeypatch.setattr(columns, "LEAST_BLOCKS", 1)
-    for rows in (63, 64, 65, 200):
-        check_scale(odd(rows, 128, dtype=bf16), odd(rows, 128, dtype=bf16, seed=2))
-    assert launched == SUMMED * 4
+    """Of up to 256 rows, whole and not, and less of them in the last group: only where blocks wait for their turn otherwise."""
+    found = set()
+    for at_once, sizes in ((1, (63, 64, 65, 200, 300, 600)), (2, (257, 700, 1000)), (4, (1100, 2000))):
+        monkeypatch.setattr(columns, "BLOCKS_AT_ONCE", at_once)
+        for rows in sizes:
+            check_scale(odd(rows, 128, dtype=bf16), odd(rows, 128, dtype=bf16, seed=2))
+            found.add(columns.find_parts(rows, 128))
+    assert launched == SUMMED * 11
+    assert {(parts.together, parts.finer) for parts in found} >= {(1, 1), (1, 2), (1, 4), (2, 2), (4, 4)}
     monkeypatch.setattr(columns, "MOST_PARTS", 1)
     check_scale(odd(100, 256, dtype=bf16), odd(100, 256, dtype=bf16, seed=2))
 
@@ -237,6 +241,7 @@ def test_blocks_of_many_rows(launched: Launched, monkeypatch: pytest.MonkeyPatch
 def test_random_layouts(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     """Dims in any order, equal or not, with gaps, expanded; operands broadcast along any of them: a third of the sums are over rows."""
     monkeypatch.setattr(columns, "PART_ROWS", (8, 4))
+    monkeypatch.setattr(columns, "LEAST_ROWS", 4)
     draw, num_summed = random.Random(7), 0
 
     def laid_out(shape: list[int], order: list[int], seed: int) -> torch.Tensor:
@@ -261,7 +266,8 @@ def test_random_layouts(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> 
 def test_other_cuts(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     """Blocks of other sizes, more accesses a thread, offsets of 64 bits."""
     for accesses, threads in ((1, 64), (2, 512), (4, 256)):
-        choices = {"accesses": accesses, "threads": threads, "narrowing_accesses": accesses}
+        choices = {"accesses": accesses, "narrowing_accesses": accesses}
+        monkeypatch.setattr(columns, "COLUMNS_THREADS", threads)
         monkeypatch.setattr(execute, "tuning_of", lambda device, choices=choices: DEFAULT.with_choices(choices))
         for rows, width in ((50, 64), (100, 160), (130, 1056)):
             check_scale(odd(rows, width, dtype=bf16), odd(rows, width, dtype=bf16, seed=2))
@@ -279,15 +285,25 @@ def test_other_cuts(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> None
         (r"\+= is_row \? (\w+)\[k\] : 0;", r"+= \1[k];"),  # and added up
         (r"if \(is_row\) store_vector", "store_vector"),  # and stored, where another block's are
         (r"column < across \* N && column < left", "column < across * N"),  # columns behind the last are written
-        (r"lane \* across \+ column / N", "lane * across"),
+        (r"warp \* across \+ column / N", "warp * across"),
         (r"(\w+ row0 = \w+ \* )", r"\1 0 * "),
-        (r"lane < threads / across", "lane + 1 < threads / across"),
+        (r"warp < warps; \+\+warp", "warp + 1 < warps; ++warp"),
+        (r"lanes >= across", "lanes > across"),
+        (r"\(is_late \? \(unsigned\)early_groups : 0\)", "0"),
+        (r"\(is_late \? \(unsigned\)early_parts : 0\)", "0"),
+        (r"turn = of_these - \(of_these >> of_group << of_group\)", "turn = 0"),
+        (r"warp_lanes < across\)", "warp_lanes < across / 2)"),
     ],
 )
-def test_wrong_kernels_are_found(edited: Callable[[str, str], None], pattern: str, replacement: str) -> None:
+def test_wrong_kernels_are_found(
+    edited: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch, pattern: str, replacement: str
+) -> None:
     edited(pattern, replacement)
+    monkeypatch.setattr(columns, "LEAST_TURNS", 0.001)
+    monkeypatch.setattr(columns, "PART_ROWS", (128, 32))
+    monkeypatch.setattr(columns, "BLOCKS_AT_ONCE", 1)
     with pytest.raises(AssertionError):
-        check_scale(odd(71, 136, dtype=bf16), odd(71, 136, dtype=bf16, seed=2))
+        check_scale(odd(300, 136, dtype=bf16), odd(300, 136, dtype=bf16, seed=2))
 
 
 def test_a_second_sum_that_does_not_wait_is_found(edited: Callable[[str, str], None], launched: Launched) -> None:  # noqa: F811

@@ -8,7 +8,7 @@ DEVICE void bias_gelu_backward_element(const float grad, const float x, const fl
     out1 = mul;
 }
 
-extern "C" __global__ void __launch_bounds__(128, 7)
+extern "C" __global__ void __launch_bounds__(256, 4)
 bias_gelu_backward_columns(
     const bf16* grad_data,
     const bf16* x_data,
@@ -17,13 +17,14 @@ bias_gelu_backward_columns(
     float* out1_data,
     const long long rows,
     const long long columns,
-    const long long part_rows,
-    const long long tiles0,
+    const long long group_rows,
+    const long long shift,
+    const long long early_parts,
+    const long long early_groups,
+    const long long late_shift,
+    const long long tiles,
     const long long multiplier0,
     const long long shift0,
-    const long long tiles1,
-    const long long multiplier1,
-    const long long shift1,
     const long long grad_stride1,
     const long long x_stride1,
     const long long out0_stride1)
@@ -31,40 +32,33 @@ bias_gelu_backward_columns(
     let_next_start();
     const unsigned i = blockIdx.x;
     const unsigned rest0 = divide_u31(i, multiplier0, shift0);
-    const unsigned at0 = i - rest0 * (unsigned)tiles0;
-    const unsigned rest1 = divide_u31(rest0, multiplier1, shift1);
-    const unsigned at1 = rest0 - rest1 * (unsigned)tiles1;
-    const unsigned first = at0 * 128;
+    const unsigned tile = i - rest0 * (unsigned)tiles;
+    const bool is_late = rest0 >= (unsigned)early_parts;
+    const unsigned of_these = rest0 - (is_late ? (unsigned)early_parts : 0);
+    const int of_group = (int)(is_late ? late_shift : shift);
+    const unsigned group = (of_these >> of_group) + (is_late ? (unsigned)early_groups : 0);
+    const unsigned turn = of_these - (of_these >> of_group << of_group), row0 = group * (unsigned)group_rows;
+    const unsigned first = tile * 128;
     const unsigned column = first + threadIdx.x % 16 * 8;
     const bool is_inside = column < (unsigned)columns;
-    const unsigned step = (unsigned)tiles1 * 16, row0 = rest1 * (unsigned)tiles1 * (unsigned)part_rows;
-    const unsigned end = is_inside ? min(row0 + (unsigned)tiles1 * (unsigned)part_rows, (unsigned)rows) : 0;
+    const unsigned step = (unsigned)64 << of_group;
+    const unsigned end = is_inside ? min(row0 + (unsigned)group_rows, (unsigned)rows) : 0;
     vec<bf16, 8> bias_v = {};
     if (is_inside) bias_v = load_vector<8>(bias_data + column);
     float out1_sum[8] = {};
-    unsigned row = row0 + at1 * 16 + threadIdx.x / 16;
-    vec<bf16, 8> grad_v[2];
-    vec<bf16, 8> x_v[2];
-    if (row < end) {
+    unsigned row = row0 + turn * 64 + threadIdx.x / 16;
+    for (; row < end; row += step) {
+        vec<bf16, 8> grad_v[4];
+        vec<bf16, 8> x_v[4];
 #pragma unroll
-        for (unsigned r = 0; r < 2; ++r) {
-            const unsigned at = min(row + r * 8, end - 1);
+        for (unsigned r = 0; r < 4; ++r) {
+            const unsigned at = min(row + r * 16, end - 1);
             grad_v[r] = load_vector<8>(grad_data + (at * (unsigned)grad_stride1 + column));
             x_v[r] = load_vector<8>(x_data + (at * (unsigned)x_stride1 + column));
         }
-    }
-    for (; row < end; row += step) {
-        vec<bf16, 8> grad_next[2];
-        vec<bf16, 8> x_next[2];
 #pragma unroll
-        for (unsigned r = 0; r < 2; ++r) {
-            const unsigned at = min(row + step + r * 8, end - 1);
-            grad_next[r] = load_vector<8>(grad_data + (at * (unsigned)grad_stride1 + column));
-            x_next[r] = load_vector<8>(x_data + (at * (unsigned)x_stride1 + column));
-        }
-#pragma unroll
-        for (unsigned r = 0; r < 2; ++r) {
-            const unsigned at = row + r * 8;
+        for (unsigned r = 0; r < 4; ++r) {
+            const unsigned at = row + r * 16;
             const bool is_row = at < end;
             float out0_v[8];
             float out1_v[8];
@@ -75,12 +69,7 @@ bias_gelu_backward_columns(
             }
             if (is_row) store_vector(out0_data + (at * (unsigned)out0_stride1 + column), out0_v);
         }
-#pragma unroll
-        for (unsigned r = 0; r < 2; ++r) {
-            grad_v[r] = grad_next[r];
-            x_v[r] = x_next[r];
-        }
     }
-    add_lanes<128, 16>(out1_data + ((rest1 * (unsigned)tiles1 + at1) * (unsigned)columns + first), out1_sum, (unsigned)columns - first);
+    add_lanes<256, 16>(out1_data + (rest0 * (unsigned)columns + first), out1_sum, (unsigned)columns - first);
     wait_for_previous();
 }

@@ -3,35 +3,39 @@ DEVICE void bias_gelu_backward_total_element(const float parts, float& out)
     out = parts;
 }
 
-extern "C" __global__ void __launch_bounds__(128, 7)
+extern "C" __global__ void __launch_bounds__(128, 8)
 bias_gelu_backward_total_columns(
     const float* parts_data,
     bf16* out_data,
     const long long rows,
     const long long columns,
-    const long long part_rows,
-    const long long tiles0,
+    const long long group_rows,
+    const long long shift,
+    const long long early_parts,
+    const long long early_groups,
+    const long long late_shift,
+    const long long tiles,
     const long long multiplier0,
     const long long shift0,
-    const long long tiles1,
-    const long long multiplier1,
-    const long long shift1,
     const long long parts_stride1)
 {
     let_next_start();
     wait_for_previous();
     const unsigned i = blockIdx.x;
     const unsigned rest0 = divide_u31(i, multiplier0, shift0);
-    const unsigned at0 = i - rest0 * (unsigned)tiles0;
-    const unsigned rest1 = divide_u31(rest0, multiplier1, shift1);
-    const unsigned at1 = rest0 - rest1 * (unsigned)tiles1;
-    const unsigned first = at0 * 16;
+    const unsigned tile = i - rest0 * (unsigned)tiles;
+    const bool is_late = rest0 >= (unsigned)early_parts;
+    const unsigned of_these = rest0 - (is_late ? (unsigned)early_parts : 0);
+    const int of_group = (int)(is_late ? late_shift : shift);
+    const unsigned group = (of_these >> of_group) + (is_late ? (unsigned)early_groups : 0);
+    const unsigned turn = of_these - (of_these >> of_group << of_group), row0 = group * (unsigned)group_rows;
+    const unsigned first = tile * 16;
     const unsigned column = first + threadIdx.x % 4 * 4;
     const bool is_inside = column < (unsigned)columns;
-    const unsigned step = (unsigned)tiles1 * 128, row0 = rest1 * (unsigned)tiles1 * (unsigned)part_rows;
-    const unsigned end = is_inside ? min(row0 + (unsigned)tiles1 * (unsigned)part_rows, (unsigned)rows) : 0;
+    const unsigned step = (unsigned)128 << of_group;
+    const unsigned end = is_inside ? min(row0 + (unsigned)group_rows, (unsigned)rows) : 0;
     float out_sum[4] = {};
-    unsigned row = row0 + at1 * 128 + threadIdx.x / 4;
+    unsigned row = row0 + turn * 128 + threadIdx.x / 4;
     for (; row < end; row += step) {
         vec<float, 4> parts_v[4];
 #pragma unroll
@@ -51,5 +55,5 @@ bias_gelu_backward_total_columns(
             }
         }
     }
-    add_lanes<128, 4>(out_data + ((rest1 * (unsigned)tiles1 + at1) * (unsigned)columns + first), out_sum, (unsigned)columns - first);
+    add_lanes<128, 4>(out_data + (rest0 * (unsigned)columns + first), out_sum, (unsigned)columns - first);
 }

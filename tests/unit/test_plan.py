@@ -354,22 +354,21 @@ def test_rows_of_long_arithmetic_along_which_operands_repeat_are_taken_in_strips
 
 
 def test_rows_are_added_up_by_columns() -> None:
-    """A block of 16 accesses and as many rows as 128 threads leave, two accesses in flight of each of two operands; then the totals."""
+    """A block of 16 accesses and as many rows as 256 threads leave, four accesses in flight of each of two operands; then the totals."""
     x, bias = meta(8192, 11008, dtype=bf16), meta(11008, dtype=bf16)
     first, total = (kernel.plan for kernel in biased.plan_backward(x, bias, target="sm_90").kernels)
     assert (first.name, total.name) == ("biased_backward_columns", "biased_backward_total_columns")
     assert sorted(first.variant.loads) == ["repeated", "vector", "vector"]
-    assert (first.variant.stores, first.variant.columns, first.variant.elements) == (("vector", "summed"), Columns(16, 2), 16)
-    assert (first.variant.rows, first.variant.access_elements, first.variant.is_whole) == (2, 8, True)
-    assert first.grid == 86 * 64  # of 128 columns, and 128 rows
-    assert first.sizes[:4] == (8192, 11008, 128, 86)
-    assert first.sizes[6] == 8  # blocks that take turns
-    assert first.sizes[9:] == (11008,) * 3
-    assert first.target_layouts[1] == NodeLayout((64, 11008), (11008, 1))
-    assert reasons(first)["sums"][0] == "64 x 11008"
+    assert (first.variant.stores, first.variant.columns, first.variant.elements) == (("vector", "summed"), Columns(16, 4), 32)
+    assert (first.variant.rows, first.variant.access_elements, first.variant.is_whole) == (4, 8, True)
+    assert (first.grid, first.variant.threads) == (86 * (7 * 4 + 16), 256)  # of 128 columns, and 256 rows or 64
+    assert first.sizes[:8] == (8192, 11008, 4 * 256, 2, 28, 7, 4, 86)
+    assert first.sizes[10:] == (11008,) * 3
+    assert first.target_layouts[1] == NodeLayout((44, 11008), (11008, 1))
+    assert reasons(first)["sums"][0] == "44 x 11008"
     assert (total.sources, total.targets) == (((~2, 0),), ((1, 0),))  # of the partial sums, which are behind the results
     assert (total.variant.loads, total.variant.stores, total.variant.columns) == (("vector",), ("summed",), Columns(4, 4))
-    assert (total.grid, total.sizes[:4]) == (688, (64, 11008, 64, 688))
+    assert (total.grid, total.sizes[:8]) == (688, (44, 11008, 44, 0, 0, 0, 0, 688))
     assert (first.variant.reads_results, total.variant.reads_results) == (False, True)
     assert first.variant.is_one_of_several
     assert total.variant.is_one_of_several
@@ -378,19 +377,19 @@ def test_rows_are_added_up_by_columns() -> None:
 def test_columns_of_a_block_and_rows_of_partial_sums() -> None:
     for width, across in ((8, 1), (16, 2), (40, 8), (128, 16), (4096, 16)):
         first, _ = plans_of_sum(64, width)
-        assert first.variant.columns == Columns(across, 2)
+        assert first.variant.columns == Columns(across, 4)
     for num_rows, num_columns, parts in (
-        (32, 128, (32, 1, 1)),
-        (1152, 11008, (32, 4, 36)),  # by eights they would be 40
-        (1056, 11008, (32, 4, 36)),
-        (1000, 11008, (32, 8, 32)),
-        (1 << 13, 11008, (128, 8, 64)),
-        (1 << 14, 11008, (256, 8, 64)),
-        (1 << 16, 8192, (256, 8, 256)),
-        (1000, 8, (512, 2, 2)),
+        (32, 128, (64, 1, 1, 1)),
+        (1152, 11008, (64, 2, 9, 1)),  # by fours they would be 20
+        (1000, 11008, (64, 4, 4, 1)),
+        (1 << 11, 11008, (128, 4, 4, 2)),
+        (1 << 13, 11008, (256, 4, 8, 4)),
+        (1 << 16, 8192, (256, 8, 32, 4)),
+        (1000, 8, (1024, 1, 1, 1)),
     ):
         assert find_parts(num_rows, num_columns) == Parts(*parts)
     assert find_parts(1 << 22, 64).count <= MOST_PARTS
+    assert find_parts(1 << 19, 512).count <= MOST_PARTS
     _, many = plans_of_sum(1 << 20, 64)
     assert many.variant.columns == Columns(1, 4)
     assert many.sizes[0] == 2048
@@ -432,12 +431,17 @@ def test_a_plan_that_cannot_add_up_rows_says_so() -> None:
         plan_kernels(expr, [Operand(f32, layout, 0, 0)], [target], numerics="fused", fast_math=False)
 
 
-def test_blocks_of_columns_follow_the_tuning_as_far_as_shared_memory_goes() -> None:
-    for accesses, threads, used in ((1, 512, 256), (1, 64, 64), (4, 128, 64)):
-        tuning = DEFAULT.with_choices({"accesses": accesses, "threads": threads, "narrowing_accesses": accesses})
+def test_rows_in_flight_are_those_of_a_part_and_few_enough_functions() -> None:
+    """A block of 16 accesses has 16 rows at a time, so that a part of 64 rows has four; of functions of 8 elements, 48 are inlined."""
+    for accesses in (1, 4):
+        tuning = DEFAULT.with_choices({"accesses": accesses, "narrowing_accesses": accesses})
         first, _ = plans_of_sum(64, 512, tuning=tuning)
-        assert first.variant.threads == used
-        assert first.variant.access_elements == 8 * accesses
+        assert (first.variant.access_elements, first.variant.rows) == (8 * accesses, 4)
+    x, bias = meta(8192, 11008, dtype=bf16), meta(11008, dtype=bf16)
+    for many, rows in ((1, 4), (3, 2), (7, 1)):
+        f = wl.fuse(lambda x, b, many=many: sum((torch.sin(x * (k + 2) + b) for k in range(many - 1)), torch.sin(x + b)), static="many")
+        first, _ = (kernel.plan for kernel in f.plan_backward(x, bias, target="sm_90").kernels)
+        assert first.variant.rows == rows
 
 
 def test_a_zero_dim_tensor_of_the_host_is_passed_by_value() -> None:

@@ -24,7 +24,8 @@ def emit_columns(program: Program, variant: Variant) -> str:
     loads = [(p, access) for p, access in zip(program.parameters, variant.loads, strict=True) if access in ("vector", "repeated", "row")]
     stored = [r for r in program.results if not r.is_summed]
     walked = [p.name for p, access in loads if access != "repeated"] + [r.name for r in stored]
-    sizes = ["rows", "columns", "part_rows", *division_sizes(["tiles0", "tiles1"]), *(f"{name}_stride1" for name in walked)]
+    cuts = ["group_rows", "shift", "early_parts", "early_groups", "late_shift"]
+    sizes = ["rows", "columns", *cuts, *division_sizes(["tiles"]), *(f"{name}_stride1" for name in walked)]
     repeated, own = [], []
     for p, access in loads:
         kind = p.type.storage if access == "row" else f"vec<{p.type.storage}, {count}>"
@@ -51,35 +52,31 @@ def emit_columns(program: Program, variant: Variant) -> str:
         *(f"if (is_row) store_vector({r.name}_data + (at * ({unsigned}){r.name}_stride1 + column), {r.name}_v);" for r in stored),
     ]
 
-    def held_as(suffix: str) -> list[str]:
-        return [f"{kind} {name}_{suffix}[{rows}];" for kind, name, _ in own]
-
-    def loading(first: str, suffix: str) -> list[str]:
-        """A row behind the last is loaded and computed as the last one is. A branch round it would take its loads along, behind stores."""
-        loads = [f"{name}_{suffix}[r] = {value};" for _, name, value in own]
-        return unrolled("r", rows, [f"const {unsigned} at = min({first} + r * {lanes}, end - 1);", *loads], ctype="unsigned")
-
-    computing = unrolled("r", rows, row, ctype="unsigned")
-    first_loads, loop = [], [*held_as("v"), *loading("row", "v"), *computing]
-    if not variant.reads_results:  # of partial sums a thread has no more rows, as a rule, than it loads at once
-        first_loads = [*held_as("v"), "if (row < end) {", *indented(loading("row", "v")), "}"]
-        taken = [f"{name}_v[r] = {name}_next[r];" for _, name, _ in own]
-        loop = [*held_as("next"), *loading("row + step", "next"), *computing, *unrolled("r", rows, taken, ctype="unsigned")]
-    places, group = take_apart("i", ["at0", "at1"], ["tiles0", "tiles1"], variant.index_bits)
-    part = f"({group} * ({unsigned})tiles1 + at1)"
+    # A row behind the last is loaded and computed as the last one is. A branch round it would take its loads along, behind stores.
+    loading = [f"const {unsigned} at = min(row + r * {lanes}, end - 1);", *(f"{name}_v[r] = {value};" for _, name, value in own)]
+    loop = [
+        *(f"{kind} {name}_v[{rows}];" for kind, name, _ in own),
+        *unrolled("r", rows, loading, ctype="unsigned"),
+        *unrolled("r", rows, row, ctype="unsigned"),
+    ]
+    places, part = take_apart("i", ["tile"], ["tiles"], variant.index_bits)
     body = [
         f"const {unsigned} i = blockIdx.x;",
         *emit_uniform(program, variant),
         *places,
-        f"const {unsigned} first = at0 * {across * count};",
+        f"const bool is_late = {part} >= ({unsigned})early_parts;",
+        f"const {unsigned} of_these = {part} - (is_late ? ({unsigned})early_parts : 0);",
+        "const int of_group = (int)(is_late ? late_shift : shift);",
+        f"const {unsigned} group = (of_these >> of_group) + (is_late ? ({unsigned})early_groups : 0);",
+        f"const {unsigned} turn = of_these - (of_these >> of_group << of_group), row0 = group * ({unsigned})group_rows;",
+        f"const {unsigned} first = tile * {across * count};",
         f"const {unsigned} column = first + threadIdx.x % {across} * {count};",
         f"const bool is_inside = column < ({unsigned})columns;",
-        f"const {unsigned} step = ({unsigned})tiles1 * {lanes * rows}, row0 = {group} * ({unsigned})tiles1 * ({unsigned})part_rows;",
-        f"const {unsigned} end = is_inside ? min(row0 + ({unsigned})tiles1 * ({unsigned})part_rows, ({unsigned})rows) : 0;",
+        f"const {unsigned} step = ({unsigned}){lanes * rows} << of_group;",
+        f"const {unsigned} end = is_inside ? min(row0 + ({unsigned})group_rows, ({unsigned})rows) : 0;",
         *repeated,
         *(f"{r.type.compute} {r.name}_sum[{count}] = {{}};" for r in sums),
-        f"{unsigned} row = row0 + at1 * {lanes * rows} + threadIdx.x / {across};",
-        *first_loads,
+        f"{unsigned} row = row0 + turn * {lanes * rows} + threadIdx.x / {across};",
         "for (; row < end; row += step) {",
         *indented(loop),
         "}",

@@ -249,7 +249,8 @@ def _choose_summing(
     choice = None
     if len({*sums.values()}) == 1 and not program.reduced:
         is_total = all(target.is_total for target in targets)
-        choice = choose_columns(space, walks, num_inputs, tuple(sums), next(iter(sums.values())), is_total, tuning)
+        num_columns = next(iter(sums.values()))
+        choice = choose_columns(space, walks, num_inputs, tuple(sums), num_columns, is_total, program.num_functions, tuning)
     if choice is None:
         raise LayoutError(
             f"{program.name} cannot add up rows of these operands: they are to be of whole aligned accesses, one fixed step apart. "

@@ -33,7 +33,7 @@ class Tuning:
     one, int64 to bf16 0.991 and 0.935, fp32 to bf16 0.993 and 0.983; four as two. Where a result is as wide, two lose: bf16 to fp32
     0.768 against 1.003."""
     threads: int = THREADS
-    """A block, but of tiles and lists."""
+    """A block, but of tiles, lists and sums."""
     strided_elements: int = 4
     """Elements that a thread of a strided kernel has in flight: its loads are narrow, so that one would leave the memory idle."""
     tile_bytes: int = 32768

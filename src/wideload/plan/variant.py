@@ -56,9 +56,8 @@ MAX_INLINED_FUNCTIONS = 48
 functions took NVRTC 450 ms and 384 took 1300; called, 115 and 200. So many keep the arithmetic units busier than the memory: the calls
 are not what it waits for."""
 
-COLUMNS_BLOCKS = 7
-"""The same of a ``columns`` kernel, 72 registers a thread: with 64, ptxas 13.5 moves loads of bias and GELU's gradients behind half the
-arithmetic of those before; with 72 all of a thread's come first, whether 7 blocks are asked for, 6 or 5."""
+COLUMNS_BLOCKS = 8
+"""The same of a ``columns`` kernel, 64 registers a thread."""
 
 TILE_BLOCKS = 2
 """Blocks an SM that the registers of such a kernel must leave room for, 64 a thread: while one waits for its loads, the other stores."""
