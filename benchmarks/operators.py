@@ -132,8 +132,10 @@ def liger_swiglu(gate: torch.Tensor, up: torch.Tensor) -> Any:
 
 
 def liger_packed_swiglu(x: torch.Tensor) -> Any:
-    """Liger's, of both halves."""
-    return liger_swiglu(*x.chunk(2, dim=-1))
+    """Liger's, of rows of two halves."""
+    from liger_kernel.ops.swiglu import LigerFusedGateUpSiLUMulFunction
+
+    return LigerFusedGateUpSiLUMulFunction.apply(x)
 
 
 def liger_geglu(gate: torch.Tensor, up: torch.Tensor) -> Any:

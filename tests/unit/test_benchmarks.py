@@ -524,13 +524,13 @@ def test_a_run_of_operators_beside_another_library(
     assert printed[-1].startswith("liger not run: FAILED: ModuleNotFoundError: ")
     assert [line.count("not run") for line in printed[3:5]] == [1, 2]  # Liger has no dropout
 
-    def run(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        assert gate.shape == up.shape == (2, 4096)
-        return torch.nn.functional.silu(gate) * up
+    def run(x: torch.Tensor) -> torch.Tensor:
+        assert x.shape == (2, 2 * 4096)
+        return torch.nn.functional.silu(x[:, :4096]) * x[:, 4096:]
 
     for name in ("liger_kernel", "liger_kernel.ops"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    fake = SimpleNamespace(LigerSiLUMulFunction=SimpleNamespace(apply=run))
+    fake = SimpleNamespace(LigerFusedGateUpSiLUMulFunction=SimpleNamespace(apply=run))
     monkeypatch.setitem(sys.modules, "liger_kernel.ops.swiglu", fake)
     operators.main(arguments)
     _, swiglu = json.loads(path.read_text())["rows"]
