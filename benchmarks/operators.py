@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 import wideload as wl
 from layouts import COLUMNS, exact_gelu, exact_gelu_tanh, halves, matrix_and_row, num_rows, rope
-from table import Build, Case, Draw, run_cases
+from table import Build, Case, Draw, InPlace, run_cases
 from wideload.nn import packed_swiglu
 
 AT_THE_WALL = 0.97
@@ -132,8 +132,10 @@ def liger_swiglu(gate: torch.Tensor, up: torch.Tensor) -> Any:
 
 
 def liger_packed_swiglu(x: torch.Tensor) -> Any:
-    """Liger's, of both halves."""
-    return liger_swiglu(*x.chunk(2, dim=-1))
+    """Liger's, of rows of two halves."""
+    from liger_kernel.ops.swiglu import LigerFusedGateUpSiLUMulFunction
+
+    return LigerFusedGateUpSiLUMulFunction.apply(x)
 
 
 def liger_geglu(gate: torch.Tensor, up: torch.Tensor) -> Any:
@@ -144,7 +146,7 @@ def liger_geglu(gate: torch.Tensor, up: torch.Tensor) -> Any:
 
 
 def liger_rope(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
-    """Liger's RoPE, which turns ``q`` and ``k`` in place."""
+    """Liger's RoPE, which turns ``q`` and ``k`` in place where they are transposed (B, S, H, D), and reads the tables' first halves."""
     from liger_kernel.ops.rope import LigerRopeFunction
 
     return LigerRopeFunction.apply(q, k, cos, sin)[:2]  # some versions return the tables too
@@ -270,7 +272,7 @@ GRADIENTS = (ready_made("unscale and found_inf", wl.ops.unscale, scaled(1, False
 
 ROPES = (
     ready_made("rope", wl.ops.rope, heads_and_tables, ROPE),
-    Case("rope of q and k", rope, queries_and_keys, ROPE, 1, rivals={"liger": liger_rope}),
+    Case("rope of q and k", rope, queries_and_keys, ROPE, 1, rivals={"liger": InPlace(liger_rope)}),
 )
 
 CASES = (*ACTIVATIONS, *MASKS, *QUANTIZATIONS, *GATES, *GRADIENTS, *ROPES)

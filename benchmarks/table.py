@@ -77,6 +77,19 @@ class Beside:
 
 
 @dataclass(frozen=True)
+class InPlace:
+    """A rival that is said to write its results over arguments: of copies that are its own, restored before each sample.
+
+    One that does so unsaid is not ranked.
+    """
+
+    fn: Callable[..., Any]
+
+
+Rival = Callable[..., Any] | InPlace
+
+
+@dataclass(frozen=True)
 class Case:
     """A function, its arguments, and which share of the wall, or of the speed of the call ``beside``, it must reach.
 
@@ -95,7 +108,7 @@ class Case:
     """The least that must be read of the arguments, in bytes."""
     subject: Callable[..., Any] | None = None
     """What is timed, where it is not ``fn`` fused here."""
-    rivals: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    rivals: Mapping[str, Rival] = field(default_factory=dict)
     """Other libraries' functions, beside eager and torch.compile; what one raises is told as the reason why it was not run."""
     given: Callable[..., Any] | None = None
     """Of a function that draws random numbers: makes of its result and the arguments what is right where these numbers were drawn."""
@@ -156,6 +169,8 @@ class Row:
     bench: BenchResult
     steps: int
     max_steps: int
+    may_write: tuple[str, ...] = ()
+    """The peers that are said to work in place."""
 
     @property
     def nbytes(self) -> int:
@@ -182,12 +197,23 @@ class Row:
     @property
     def peers_us(self) -> dict[str, float]:
         """The median of each peer that did the work."""
-        return {peer.name: peer.time_us.median for peer in self.bench.against if peer.is_ranked and peer.time_us}
+        return {peer.name: peer.time_us.median for peer in self.bench.against if peer.name not in self.not_run and peer.time_us}
 
     @property
     def not_run(self) -> dict[str, str]:
         """The reason for each peer that did not."""
-        return {peer.name: str(peer.labels[0]) for peer in self.bench.against if not peer.is_ranked}
+        unranked = {peer.name: str(peer.labels[0]) for peer in self.bench.against if not peer.is_ranked}
+        unsaid = {name: f"not said to work in place: {text}" for name, text in self._written.items() if name not in self.may_write}
+        return {**unsaid, **unranked}
+
+    @property
+    def in_place(self) -> dict[str, str]:
+        """The peers that did the work in arguments, as was found: which, and how often these were restored."""
+        return {name: text for name, text in self._written.items() if name in self.peers_us}
+
+    @property
+    def _written(self) -> dict[str, str]:
+        return {peer.name: label.text for peer in self.bench.against for label in peer.labels if label.code == "MUTATES"}
 
     @property
     def verdict(self) -> str:
@@ -211,7 +237,7 @@ class Row:
         """All figures, for JSON."""
         figures = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         figures |= {"ceiling": dataclasses.asdict(self.ceiling), "beside": self.beside and dataclasses.asdict(self.beside)}
-        figures |= {"bench": self.bench.to_dict(), "peers_us": self.peers_us, "not_run": self.not_run}
+        figures |= {"bench": self.bench.to_dict(), "peers_us": self.peers_us, "in_place": self.in_place, "not_run": self.not_run}
         return {**figures, "counted": self.counted, "ratio": self.ratio, "wall_ratio": self.wall_ratio, "verdict": self.verdict}
 
 
@@ -264,8 +290,12 @@ def run_case(case: Case, num_elements: int, num_samples: int, device: torch.devi
     del result
 
     peers = {"eager": case.fn, "compile": torch.compile(case.fn, dynamic=False)} if with_compile else {"eager": case.fn}
+    peers |= {name: rival.fn if isinstance(rival, InPlace) else rival for name, rival in case.rivals.items()}
     rule: dict[str, Any] = {"precision": 0.0, "max_samples": num_samples, "seed": SEED, "check": False if case.given is not None else None}
-    bench = wl.bench(fused, *args, against={**peers, **case.rivals}, name="wideload", mode="cold", **rule)
+    # Others of the same kind: permuted values may break what the arguments have to keep to, such as tables whose halves are alike.
+    others = case.build(draw, num_elements)
+    bench = wl.bench(fused, *args, against=peers, name="wideload", mode="cold", recheck_on=others, **rule)
+    del others
 
     mix = nearest_mix(nbytes_read, nbytes_written)
     movers, nbytes_moved = prepare_movers(mix, nbytes_read + nbytes_written, device.index)
@@ -290,6 +320,7 @@ def run_case(case: Case, num_elements: int, num_samples: int, device: torch.devi
         bench=bench,
         steps=steps,
         max_steps=case.max_steps,
+        may_write=tuple(name for name, rival in case.rivals.items() if isinstance(rival, InPlace)),
     )
 
 
@@ -297,7 +328,10 @@ def run_case(case: Case, num_elements: int, num_samples: int, device: torch.devi
 
 
 def format_table(rows: Sequence[Row]) -> str:
-    """One line a case: times in microseconds, the wall's for the same bytes, and wideload's share of what the goal counts."""
+    """One line a case: times in microseconds, the wall's for the same bytes, and wideload's share of what the goal counts.
+
+    A star stands at the time of a peer that works in place.
+    """
     width = max((len(row.case) for row in rows), default=0) + 2
     against = max((len(row.counted) for row in rows), default=0)
     names = (*PEERS, *dict.fromkeys(name for row in rows for name in (*row.peers_us, *row.not_run) if name not in PEERS))
@@ -309,12 +343,13 @@ def format_table(rows: Sequence[Row]) -> str:
         figures = f"{wall_us:>9.1f}{row.wideload_us:>10.1f}{peers}{bandwidth_tbps:>7.2f}{row.ratio:>8.3f} of {row.counted:<{against}}"
         lines.append(f"{row.case:<{width}}{row.ceiling.mix.name:>5}{figures}{row.goal:>6.2f}  {row.verdict}")
     reasons = {f"{peer} not run: {reason}" for row in rows for peer, reason in row.not_run.items()}
-    return "\n".join((*lines, *sorted(reasons)))
+    notes = {f"* {peer} works in place: {text}" for row in rows for peer, text in row.in_place.items()}
+    return "\n".join((*lines, *sorted(notes), *sorted(reasons)))
 
 
 def _peer_cell(row: Row, name: str) -> str:
     if name in row.peers_us:
-        return f"{row.peers_us[name]:>9.1f}"
+        return f"{row.peers_us[name]:>8.1f}*" if name in row.in_place else f"{row.peers_us[name]:>9.1f}"
     return f"{'not run' if name in PEERS or name in row.not_run else '':>9}"
 
 

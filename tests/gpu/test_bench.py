@@ -253,6 +253,20 @@ def test_mutated_inputs_are_restored_and_the_callers_are_safe(x: torch.Tensor) -
     assert result["grows"].calls_per_sample == result["grows"].num_buffers
 
 
+@pytest.mark.parametrize("mode", ["cold", "graph"])
+def test_what_works_in_place_and_counts_on_its_arguments_is_ranked(x: torch.Tensor, mode: Mode) -> None:
+    """It reads the first half of a table whose halves are alike, as the others' are and permuted ones are not."""
+    tables = [random_tensor((NUM // 2,), device="cuda", seed=seed).repeat(2) for seed in (1, 2)]
+    others = [random_tensor((NUM,), device="cuda", seed=3), tables[1]]
+    in_place = {"in_place": lambda v, t: v.view(2, -1).mul_(t[: NUM // 2]).view(-1)}
+    given: dict[str, Any] = {"name": "new", "mode": mode, "against": in_place, "check": lambda v, t: t * v, **QUICK}
+    result = bench(lambda v, t: v * t, x, tables[0], recheck_on=others, **given)
+    assert result["new"].is_ranked, str(result)
+    assert result["in_place"].is_ranked, str(result)
+    assert "MUTATES" in codes(result, "in_place")
+    assert_not_ranked(bench(lambda v, t: v * t, x, tables[0], **given), "in_place", "CACHED")
+
+
 def test_a_bandwidth_above_nominal_is_no_record(x: torch.Tensor) -> None:
     result = bench(torch.neg, x, bytes=8 * NUM * 100, **QUICK)
     assert_not_ranked(result, "neg", "SERVED_BY_L2")

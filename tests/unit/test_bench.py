@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import wideload as wl
-from wideload.errors import DeviceError, WideloadError
+from wideload.errors import DeviceError, LayoutError, WideloadError
 from wideload.measure import BenchResult, bench, random_tensor
 from wideload.measure.labels import Label
 from wideload.measure.session import Progress
@@ -241,6 +241,68 @@ def test_a_rival_that_mutates_does_not_spoil_the_others(x: torch.Tensor) -> None
     assert [codes(result, name) for name in ("it", "in_place", "last")] == [[], ["MUTATES"], []]
 
 
+def turn(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Whole rows by whole rows."""
+    return x * table
+
+
+def turn_in_place(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """The same where both halves of the table's rows are alike, as it counts on."""
+    return x.mul_(table[:, :16].repeat(1, 2))
+
+
+def tables(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return random_tensor((8, 32), seed=seed), random_tensor((8, 16), seed=seed + 1).repeat(1, 2)
+
+
+def test_what_counts_on_its_arguments_is_checked_again_on_others_that_keep_to_it() -> None:
+    rivals = {"in_place": turn_in_place}
+    permuted = bench(turn, *tables(0), check=turn, against=rivals, **QUICK)
+    assert codes(permuted, "in_place") == ["CACHED", "MUTATES"]
+    assert str(permuted["in_place"].labels[0]).endswith(", on changed arguments")
+    others = tables(10)
+    kept = [tensor.clone() for tensor in others]
+    found = bench(turn, *tables(0), check=turn, against=rivals, recheck_on=others, **QUICK)
+    assert (codes(found, "turn"), codes(found, "in_place")) == ([], ["MUTATES"])
+    assert found["in_place"].is_ranked
+    assert all(map(torch.equal, others, kept)), "and the caller's others are only read"
+
+
+def test_other_arguments_show_what_serves_from_a_cache() -> None:
+    known: dict[Any, torch.Tensor] = {}
+
+    def by_version(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        return known.setdefault((x.data_ptr(), x._version), x * table)
+
+    def by_address(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        return known.setdefault(x.data_ptr(), x * table).clone()
+
+    def by_address_in_place(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        return x.copy_(known.setdefault((x.data_ptr(),), x * table))
+
+    def twice_as_much(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        return x.mul_(2 * table)
+
+    rivals = {fn.__name__: fn for fn in (by_version, by_address, by_address_in_place, twice_as_much)}
+    found = bench(turn, *tables(0), check=turn, against=rivals, recheck_on=tables(10), **QUICK)
+    assert [codes(found, name)[0] for name in rivals] == ["CACHED"] * 3 + ["WRONG"]
+    assert not any(found[name].is_ranked for name in rivals)
+
+
+def test_other_arguments_that_are_the_same_are_no_second_check() -> None:
+    args = tables(0)
+    found = bench(turn, *args, check=turn, recheck_on=args, **QUICK)
+    assert "checked once" in found["turn"].labels[0].text
+
+
+def test_other_arguments_of_another_layout_are_refused_before_anything_runs() -> None:
+    def runs(x: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("it was called")
+
+    with pytest.raises(LayoutError, match=r"recheck_on has x f32\[5\] on cpu; allowed is the layout of x f32\[4\] on cpu"):
+        bench(runs, torch.ones(4), recheck_on=[torch.ones(5)])
+
+
 def test_held_tensors_are_named(x: torch.Tensor, y: torch.Tensor) -> None:
     result = bench(lambda x: x * 2 + y, x, name="it", against={"eager": lambda x: x * 2 + y}, **QUICK)
     assert codes(result, "it") == ["HOLDS_TENSORS"]
@@ -393,7 +455,7 @@ def test_progress_shows_on_a_terminal_after_a_while(monkeypatch: pytest.MonkeyPa
     [
         *[("precision", -0.1), ("precision", math.nan), ("max_samples", 0), ("max_seconds", -1.0), ("max_seconds", math.nan)],
         *[("warm_up_seconds", -1.0), ("warm_up_seconds", math.nan), ("bytes", -1), ("rtol", -1e-3), ("rtol", math.nan), ("atol", -1.0)],
-        *[("check", True), ("check", "eager"), ("against", {1: torch.neg})],
+        *[("check", True), ("check", "eager"), ("against", {1: torch.neg}), ("recheck_on", torch.ones(1))],
     ],
 )
 def test_arguments_that_make_no_sense_are_refused_before_anything_runs(argument: str, value: Any) -> None:

@@ -29,6 +29,7 @@ from wideload.errors import DeviceError, LayoutError
 from wideload.measure import BenchResult, Contender, unique_bytes
 from wideload.measure.environment import GpuState, read_environment
 from wideload.measure.labels import Label
+from wideload.measure.operands import Operands, same_bits
 from wideload.measure.outcome import tensors_of
 from wideload.measure.statistics import summarize
 from wideload.measure.timing import Collected
@@ -118,6 +119,27 @@ def test_a_peer_that_did_not_run_is_named_with_its_reason() -> None:
     elsewhere = contender("compile", 9.0, Label("OFF_STREAM", "elsewhere"))  # a time, but not of the work
     assert with_bench(result, against=(elsewhere,)).verdict == "PASS"
     assert with_bench(result, against=(elsewhere,)).not_run == {"compile": "OFF_STREAM: elsewhere"}
+
+
+def test_a_peer_that_works_in_place_is_marked_and_one_that_does_so_unsaid_is_not_ranked() -> None:
+    writes = Label("MUTATES", "it writes x, restored before each sample")
+    found = with_bench(row(100.0), against=(contender("eager", 100.0), contender("other", 50.0, writes)))
+    assert (found.peers_us, found.in_place) == ({"eager": 100.0}, {})
+    assert found.not_run == {"other": "not said to work in place: it writes x, restored before each sample"}
+    assert found.verdict == "PASS"
+    said = dataclasses.replace(found, may_write=("other",))
+    assert (said.peers_us, said.not_run) == ({"eager": 100.0, "other": 50.0}, {})
+    assert said.in_place == said.to_dict()["in_place"] == {"other": writes.text}
+    assert said.verdict == "short: 100.0% behind other"
+    lines = format_table([said, row(100.0)]).splitlines()
+    assert ["*" in line for line in lines] == [False, True, False, True]
+    assert " 50.0* " in lines[1]
+    assert lines[3] == "* other works in place: it writes x, restored before each sample"
+    served = contender("other", None, Label("CACHED", "served"), writes)
+    assert with_bench(said, against=(served,)).not_run == with_bench(found, against=(served,)).not_run == {"other": "CACHED: served"}
+    assert with_bench(said, against=(served,)).in_place == {}
+    new = with_bench(said, against=(contender("other", 50.0),))
+    assert (new.peers_us, new.in_place) == ({"other": 50.0}, {}), "it may, and did not"
 
 
 # ---- checking
@@ -336,6 +358,15 @@ def test_every_case_is_right_on_the_cpu_and_what_is_wrong_is_seen(case: Case) ->
     assert count_steps(case, args, wrong if len(wrong) > 1 else wrong[0]) > case.max_steps
 
 
+@pytest.mark.parametrize("case", [*dense.CASES, *layouts.CASES, *operators.CASES], ids=lambda case: case.name)
+def test_every_case_has_other_arguments_of_the_same_layouts(case: Case) -> None:
+    draw = Draw(CPU)
+    args, others = case.build(draw, 5000), case.build(draw, 5000)
+    operands = Operands([], tuple(args), {}, None, others)
+    assert operands.permute()
+    assert all(map(same_bits, operands.args, others))
+
+
 def test_names_are_told_apart_and_goals_are_those_promised() -> None:
     names = [case.name for case in (*dense.CASES, *layouts.CASES, *operators.CASES)]
     assert len(set(names)) == len(names)
@@ -493,19 +524,99 @@ def test_a_run_of_operators_beside_another_library(
     assert printed[-1].startswith("liger not run: FAILED: ModuleNotFoundError: ")
     assert [line.count("not run") for line in printed[3:5]] == [1, 2]  # Liger has no dropout
 
-    def run(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        assert gate.shape == up.shape == (2, 4096)
-        return torch.nn.functional.silu(gate) * up
+    def run(x: torch.Tensor) -> torch.Tensor:
+        assert x.shape == (2, 2 * 4096)
+        return torch.nn.functional.silu(x[:, :4096]) * x[:, 4096:]
 
     for name in ("liger_kernel", "liger_kernel.ops"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    fake = SimpleNamespace(LigerSiLUMulFunction=SimpleNamespace(apply=run))
+    fake = SimpleNamespace(LigerFusedGateUpSiLUMulFunction=SimpleNamespace(apply=run))
     monkeypatch.setitem(sys.modules, "liger_kernel.ops.swiglu", fake)
     operators.main(arguments)
     _, swiglu = json.loads(path.read_text())["rows"]
     assert swiglu["peers_us"] == {"eager": 5.0, "liger": 5.0}
     assert swiglu["verdict"] == "short: 60.0% behind eager, 60.0% behind liger"
     assert " 8.0 5.0 not run 5.0 " in " ".join(capsys.readouterr().out.splitlines()[-1].split())
+
+
+def turn_as_liger(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What liger_kernel.ops.rope does in 0.8.5: where nothing has to be made contiguous, in place; by the first halves of the tables."""
+    assert cos.shape == sin.shape == (1, q.shape[2], q.shape[3])
+    turned = []
+    for heads in (q, k):
+        assert heads.transpose(1, 2).is_contiguous()
+        x = heads.transpose(1, 2).contiguous()
+        half = x.shape[-1] // 2
+        left, right = x[..., :half].clone(), x[..., half:].clone()
+        c, s = (table.contiguous()[:, :, None, :half] for table in (cos, sin))
+        x[..., :half] = left * c - right * s
+        x[..., half:] = right * c + left * s
+        turned.append(x.transpose(1, 2))
+    return turned[0], turned[1]
+
+
+def test_a_run_of_rope_beside_one_that_turns_in_place(
+    simulated: list[tuple[Mix, int]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "operators.json"
+    arguments = ["--elements", "100000", "--samples", "2", "--no-compile", "--json", str(path), "--only", "rope of q and k"]
+    for name in ("liger_kernel", "liger_kernel.ops"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    fake = SimpleNamespace(LigerRopeFunction=SimpleNamespace(apply=turn_as_liger))
+    monkeypatch.setitem(sys.modules, "liger_kernel.ops.rope", fake)
+    assert operators.main(arguments) == 1
+    (found,) = json.loads(path.read_text())["rows"]
+    written = "it writes q, k, restored before each sample"
+    assert (found["peers_us"], found["not_run"]) == ({"eager": 5.0, "liger": 5.0}, {})
+    assert (found["may_write"], found["in_place"]) == (["liger"], {"liger": written})
+    assert found["bench"]["minimal_bytes"] == found["nbytes_read"] + found["nbytes_written"]
+    *_, line, note = capsys.readouterr().out.splitlines()
+    assert " 8.0 5.0 not run 5.0* " in " ".join(line.split())
+    assert note == f"* liger works in place: {written}"
+
+    def turn_q(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return turn_as_liger(q, k.clone(memory_format=torch.preserve_format), cos, sin)[0], k
+
+    def turn_back(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return turn_as_liger(q, k, cos, -sin)
+
+    for wrong in (turn_q, turn_back):
+        fake.LigerRopeFunction.apply = wrong
+        operators.main(arguments)
+        (found,) = json.loads(path.read_text())["rows"]
+        assert found["not_run"]["liger"].startswith("WRONG: ")
+        assert found["in_place"] == {}
+
+
+def test_rivals_that_write_where_they_may_and_where_they_may_not(simulated: list[tuple[Mix, int]]) -> None:
+    known: dict[int, torch.Tensor] = {}
+
+    def add_in_place(x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return x.add_(b)
+
+    def add_once(x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return known.setdefault(x.data_ptr(), x + b)
+
+    def add_twice_in_place(x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return x.add_(b).add_(b)
+
+    rivals = {
+        "said": table.InPlace(add_in_place),
+        "unsaid": add_in_place,
+        "cached": add_once,
+        "said but cached": table.InPlace(add_once),
+        "said but wrong": table.InPlace(add_twice_in_place),
+        "said but new": table.InPlace(lambda x, b: x + b),
+    }
+    found = table.run_case(dataclasses.replace(ADD, rivals=rivals), 1000, 1, CPU, with_compile=False)
+    assert found.peers_us == {"eager": 5.0, "said": 4.0, "said but new": 12.0}
+    assert found.in_place == {"said": "it writes x, restored before each sample"}
+    assert {name: reason.partition(": ")[0] for name, reason in found.not_run.items()} == {
+        "unsaid": "not said to work in place",
+        "cached": "CACHED",
+        "said but cached": "CACHED",
+        "said but wrong": "WRONG",
+    }
 
 
 def test_a_level_run_passes(simulated: list[tuple[Mix, int]], monkeypatch: pytest.MonkeyPatch) -> None:

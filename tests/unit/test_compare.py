@@ -207,6 +207,16 @@ def test_a_wrong_one_gets_no_verdict() -> None:
     assert "abs has no time to compare: WRONG" in str(comparison)
 
 
+def test_what_counts_on_its_arguments_is_checked_again_on_others() -> None:
+    """Halves that are alike, of which permuted values are none."""
+    first, second = (random_tensor((4, 8), seed=seed).repeat(1, 2) for seed in (0, 1))
+    fns = (lambda v: v * 2, lambda v: v[:, :8].repeat(1, 2) * 2)
+    assert "CACHED" in str(compare(*fns, first, check=lambda v: v + v, **QUICK))
+    comparison = compare(*fns, first, check=lambda v: v + v, recheck_on=[second], **QUICK)
+    assert comparison.b is not None
+    assert comparison.b.labels == ()
+
+
 def test_a_fused_function_is_the_reference_on_either_side() -> None:
     fused = wl.fuse(lambda v: v * 2, name="fused")
     comparison = compare(lambda v: v * 3, fused, random_tensor((64,)), names=("other", "ours"), **QUICK)

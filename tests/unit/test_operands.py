@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from wideload.errors import LayoutError
 from wideload.measure.operands import Operands, count_cells, describe_operands, held_tensors, random_tensor, same_bits, unique_bytes
 
 ALIGNMENT_BYTES = 64
@@ -152,6 +153,46 @@ def test_equal_values_are_halved_and_zeros_cannot_change() -> None:
     assert ones.args[0].tolist() == [0.5] * 4
     assert not zeros.permute()
     assert not flags.permute()
+
+
+def test_values_of_other_arguments_are_taken_alike_in_every_copy() -> None:
+    def build(seed: int) -> tuple[torch.Tensor, ...]:
+        gate, up = random_tensor((4, 6), torch.bfloat16, seed=seed).chunk(2, -1)
+        return gate, up, random_tensor((5,), seed=seed).expand(3, 5)
+
+    first, second = build(1), build(2)
+    operands = Operands(["gate", "up", "x"], first, {}, None, second)
+    copy, versions = operands.replicate(), [tensor._version for tensor in operands.args]
+    assert operands.permute()
+    assert copy.permute()
+    assert operands.same_as(copy)
+    assert all(same_bits(tensor, other) for tensor, other in zip(operands.args, second, strict=True))
+    assert [tensor._version for tensor in operands.args] == versions, "by which a cache could tell"
+    operands.restore()
+    assert operands.changed() == ()
+    assert not Operands(["gate", "up", "x"], first, {}, None, first).permute(), "nothing changed"
+
+
+@pytest.mark.parametrize(
+    ("others", "told"),
+    [
+        ([], "no x"),
+        ([torch.ones(3)], r"x f32\[3\]"),
+        ([torch.ones(4, dtype=torch.float64)], r"x f64\[4\]"),
+        ([torch.ones(8)[::2]], r"strides \[2\]"),
+        ([[torch.ones(4)]], "no x"),
+        ([torch.ones(4), torch.ones(4)], r"y f32\[4\]"),
+    ],
+)
+def test_other_arguments_are_of_the_same_layouts(others: list[Any], told: str) -> None:
+    with pytest.raises(LayoutError, match=f"recheck_on has .*{told}.*; allowed is the layout of"):
+        Operands(["x", "y"], (torch.ones(4),), {}, None, others)
+
+
+def test_elements_that_share_memory_take_no_other_values() -> None:
+    windows = torch.arange(8.0).unfold(0, 3, 1)
+    with pytest.raises(LayoutError, match=r"elements of x .* share memory"):
+        Operands(["x"], (windows,), {}, None, (windows,))
 
 
 def test_same_bits_tells_zeros_apart_and_nan_the_same() -> None:

@@ -222,6 +222,21 @@ def test_an_argument_that_drifts_is_restored_and_the_callers_is_not_touched(simu
     assert set(timed) == {float(before[0])}, "every timed call saw the caller's values"
 
 
+def test_what_works_in_place_is_timed_on_what_is_restored_and_then_cold(simulated_gpu: SimulatedGpu) -> None:
+    x, seen = random_tensor((NUM,)), []
+
+    def grow(x: torch.Tensor) -> torch.Tensor:
+        simulated_gpu.launch(lambda: (seen.append((float(x[0]), simulated_gpu.num_flushes)), x.mul_(3)), x)
+        return x
+
+    contender = run(trial_of(simulated_gpu, grow, x), "cold", check=lambda x: x * 3)
+    assert contender.is_ranked
+    assert median(contender) == pytest.approx(copy_us(simulated_gpu, 1), rel=1e-6)
+    timed = seen[-8:-2]  # the six samples, before the two calls of the last check
+    assert {value for value, _ in timed} == {float(x[0])}
+    assert len({flushes for _, flushes in timed}) == 6, "a flush before each"
+
+
 def test_an_argument_that_is_only_written_needs_no_restoring(simulated_gpu: SimulatedGpu) -> None:
     def copy(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         simulated_gpu.launch(lambda: y.copy_(x), x, y)

@@ -5,7 +5,7 @@ Knows what is asked for and what is reported; how contenders are checked and tim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -31,6 +31,7 @@ def bench(
     bytes: int | None = None,
     out: Any = None,
     check: Callable[..., Any] | Literal[False] | None = None,
+    recheck_on: Sequence[Any] | None = None,
     rtol: float | None = None,
     atol: float = 0.0,
     name: str | None = None,
@@ -54,6 +55,9 @@ def bench(
     overwritten, and afterwards on permuted arguments. ``rtol`` and ``atol`` replace the tolerance of the dtypes
     (`default_tolerance`); ``check=False`` is for functions whose results are random. A contender that is wrong gets no time.
 
+    Permuted arguments have every value in its neighbour's place. Where the functions may count on more than that leaves in place (rows
+    that are sorted, halves of a table that are alike), ``recheck_on`` gives other positional arguments of the same layouts instead.
+
     ``bytes`` is what the call must move at least; a fused function's is computed. ``out`` is passed to the contenders that take it.
     After ``warm_up_seconds``, and once the SM clock is steady, sampling starts; it ends when the median's standard error is
     ``precision`` of it, or at ``max_samples`` or ``max_seconds`` each.
@@ -71,7 +75,16 @@ def bench(
     if subject in against:
         raise WideloadError(f"two contenders are called {subject!r}. Rename the one in against, or give name=.")
     require(all(isinstance(rival, str) for rival in against), "against", [*against], "callables by name")
-    options = Options(mode, bytes, out, check, tolerance=requested_tolerance(rtol, atol), device=device, warm_up_seconds=warm_up_seconds)
+    options = Options(
+        mode,
+        bytes,
+        out,
+        check,
+        tolerance=requested_tolerance(rtol, atol),
+        device=device,
+        warm_up_seconds=warm_up_seconds,
+        recheck_on=recheck_on,
+    )
     session = Session({subject: fn, **against}, args, kwargs, options)
     rule = StopRule(
         precision=precision, min_samples=min(StopRule.min_samples, max_samples), max_samples=max_samples, max_seconds=max_seconds

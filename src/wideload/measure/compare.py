@@ -9,7 +9,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -212,6 +212,7 @@ def compare(
     mode: RequestedMode = "auto",
     out: Any = None,
     check: Callable[..., Any] | Literal[False] | None = None,
+    recheck_on: Sequence[Any] | None = None,
     rtol: float | None = None,
     atol: float = 0.0,
     names: tuple[str, str] | None = None,
@@ -227,7 +228,16 @@ def compare(
     with ``check``, a reference, one that is wrong gets no verdict.
     """
     _check_bounds(same_within, confidence, max_seconds)
-    options = Options(mode, None, out, check, tolerance=requested_tolerance(rtol, atol), device=device, warm_up_seconds=warm_up_seconds)
+    options = Options(
+        mode,
+        None,
+        out,
+        check,
+        tolerance=requested_tolerance(rtol, atol),
+        device=device,
+        warm_up_seconds=warm_up_seconds,
+        recheck_on=recheck_on,
+    )
     session = _open_session(a, b, args, kwargs, names, options)
     with session.current_device(), Progress("comparing") as progress:
         session.check()

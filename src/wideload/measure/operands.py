@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from wideload.dtypes import dtype_name
+from wideload.errors import LayoutError
 from wideload.structure import map_structure
 
 __all__ = [
@@ -148,7 +149,7 @@ def named_leaves(name: str, tree: Any) -> Iterator[tuple[str, Any]]:
         yield name, tree
 
 
-def _named_arguments(names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Iterator[tuple[str, Any]]:
+def _named_arguments(names: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> Iterator[tuple[str, Any]]:
     for position, value in enumerate(args):
         yield from named_leaves(names[position] if position < len(names) else f"argument {position}", value)
     for name, value in kwargs.items():
@@ -215,9 +216,13 @@ class Operands:
     Views of one storage stay views of one storage, at the same distances: packed halves, aliases and in-place arguments
     remain so. Tensors that cannot be copied byte by byte (sparse, quantised, subclasses, pending conjugation) are used as they
     are and listed in ``uncopied``.
+
+    ``others`` are positional arguments of the same layouts, whose values are what `permute` puts in place of the first ones.
     """
 
-    def __init__(self, names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any], out: Any = None) -> None:
+    def __init__(
+        self, names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any], out: Any = None, others: Sequence[Any] | None = None
+    ) -> None:
         leaves = [(name, leaf) for name, leaf in _named_arguments(names, args, kwargs, out) if isinstance(leaf, torch.Tensor)]
         self._sources = [(name, leaf) for name, leaf in leaves if _is_copyable(leaf)]
         self.uncopied = tuple(name for name, leaf in leaves if not _is_copyable(leaf))
@@ -235,11 +240,12 @@ class Operands:
         self.inputs = [copy for name, copy in self.tensors if name not in written_only]
         self._storages = {_storage_key(copy) for _, copy in self.tensors if copy.numel()}
         self._storages |= {_storage_key(leaf) for _, leaf in leaves if leaf.layout == torch.strided and not _is_copyable(leaf)}
-        self._names = names
+        self._names, self._others = names, others
+        self._pairs = None if others is None else _pair_alike(names, args, others)
 
     def replicate(self) -> Operands:
         """Return another copy of the caller's arguments."""
-        return Operands(self._names, *self._arguments)
+        return Operands(self._names, *self._arguments, self._others)
 
     @property
     def nbytes(self) -> int:
@@ -255,7 +261,11 @@ class Operands:
     @torch.no_grad()
     def permute(self) -> bool:
         """Change the values, in place, by the same rule in every copy; return whether any changed."""
-        return sum(block.permute() for block in self._blocks.values()) > 0
+        if self._pairs is None:
+            return sum(block.permute() for block in self._blocks.values()) > 0
+        for source, other in self._pairs:  # through a view of its own, whose version is not that of what was passed
+            without_expansion(self._blocks[_storage_key(source)].view(source)).copy_(without_expansion(other))
+        return any(not torch.equal(block.bytes, block.source) for block in self._blocks.values())
 
     @torch.no_grad()
     def changed(self) -> tuple[str, ...]:
@@ -297,6 +307,29 @@ def without_expansion(tensor: torch.Tensor) -> torch.Tensor:
 
 def _storage_key(tensor: torch.Tensor) -> tuple[torch.device, int]:
     return tensor.device, tensor.untyped_storage().data_ptr()
+
+
+def _pair_alike(names: Sequence[str], args: Sequence[Any], others: Sequence[Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Each copyable tensor of ``args`` that has elements, with its counterpart. Raises ``LayoutError`` where the two are not alike."""
+    ours, theirs = (
+        {name: leaf for name, leaf in _named_arguments(names, given, {}, None) if isinstance(leaf, torch.Tensor) and _is_copyable(leaf)}
+        for given in (args, others)
+    )
+    for name in {**ours, **theirs}:
+        one, other = ours.get(name), theirs.get(name)
+        if one is None or other is None or _layout(one) != _layout(other):
+            raise LayoutError(f"recheck_on has {_told(name, other)}; allowed is the layout of {_told(name, one)}")
+        if count_cells(one.shape, one.stride()) < without_expansion(one).numel():
+            raise LayoutError(f"recheck_on cannot be used: elements of {_told(name, one)} share memory")
+    return [(one, theirs[name]) for name, one in ours.items() if one.numel()]
+
+
+def _layout(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.device
+
+
+def _told(name: str, tensor: torch.Tensor | None) -> str:
+    return f"no {name}" if tensor is None else f"{_describe(name, tensor)} on {tensor.device}"
 
 
 def _is_copyable(tensor: torch.Tensor) -> bool:

@@ -9,7 +9,7 @@ import contextlib
 import inspect
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -49,10 +49,13 @@ class Options:
     tolerance: Tolerance | None = None
     device: torch.device | str | None = None
     warm_up_seconds: float = timing.WARM_UP_SECONDS
+    recheck_on: Sequence[Any] | None = None
 
     def __post_init__(self) -> None:
         require(self.nbytes is None or self.nbytes >= 0, "bytes", self.nbytes, "0 and more, or None")
         require(self.check is None or self.check is False or callable(self.check), "check", self.check, "a callable, False or None")
+        is_list = isinstance(self.recheck_on, (list, tuple))
+        require(self.recheck_on is None or is_list, "recheck_on", self.recheck_on, "a list or tuple of arguments, or None")
         require(self.warm_up_seconds >= 0, "warm_up_seconds", self.warm_up_seconds, "0 and more")
 
 
@@ -67,7 +70,7 @@ class Session:
         names = _parameter_names(fns[self._subject], len(args))
         self.arguments: tuple[OperandInfo, ...] = describe_operands(names, args, kwargs, options.out)
         try:
-            self._shared = Operands(names, args, kwargs, options.out)
+            self._shared = Operands(names, args, kwargs, options.out, options.recheck_on)
         except torch.OutOfMemoryError as error:
             raise DeviceError(f"timing needs a copy of the arguments, and there is no memory for one ({error}).") from error
         self.device = self._find_device()

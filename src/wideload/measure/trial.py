@@ -243,7 +243,7 @@ class Trial:
         return float(np.median([timing.drain_us(self._call_first, self._gpu.flush) for _ in range(_NUM_PROBES)])) > _DRAIN_SLACK_US
 
     def recheck(self, want: list[torch.Tensor] | None) -> None:
-        """Compare once more, on permuted arguments: what was timed must still do the work. ``want`` is the reference's answer to them."""
+        """Compare once more, on changed arguments: what was timed must still do the work. ``want`` is the reference's answer to them."""
         for operands in self._captured_copies or [self._operands]:  # all: their calls may write to one tensor, which fn holds
             operands.restore()
             operands.permute()
@@ -253,12 +253,13 @@ class Trial:
             fresh.permute()
             want = frozen(self.answer(fresh, is_permuted=True)) if self._is_repeatable else None
         if self._captured is not None:
-            self._seen["stale"] = self._find_stale(self._captured.results[0], partial(_replay, self._captured), want)
+            stale = self._find_stale(self._captured.results[0], partial(_replay, self._captured), want)
         else:
             previous = self._call_alone()
             self._synchronize()
             self._reset()
-            self._seen["stale"] = self._find_stale(previous, self._call_alone, want)
+            stale = self._find_stale(previous, self._call_alone, want)
+        self._seen["stale"] = stale and f"{stale}, on changed arguments"
 
     def note_unchecked(self, why: str) -> None:
         """Note why a check was not made, unless there is a reason already."""
