@@ -75,6 +75,7 @@ def test_the_current_stream_is_used() -> None:
     set_late(y, 1)
     torch.cuda.synchronize()
     y.zero_()
+    torch.cuda.synchronize()
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
