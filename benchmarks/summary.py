@@ -7,6 +7,7 @@ Knows the files, whichever program wrote them; it must not know how anything was
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import statistics
@@ -193,21 +194,20 @@ def render_table(content: Mapping[str, Any], title: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Print the summary of files."""
-    if not arguments:
-        print(__doc__, file=sys.stderr)
-        return 2
-    programs = []
-    for path in map(Path, arguments):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", type=Path, help="what benchmarks have written with --json")
+    paths, programs = parser.parse_args(arguments).files, []
+    for path in paths:
         try:
             programs.append(read_program(path))
         except (OSError, ValueError) as error:
             print(error, file=sys.stderr)
     summary = summarize(programs)
     print(format_summary(summary))
-    return int(len(programs) < len(arguments) or summary.num_kept < summary.num_rows)
+    return int(len(programs) < len(paths) or summary.num_kept < summary.num_rows)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
