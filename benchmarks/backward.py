@@ -31,7 +31,7 @@ AT_THE_WALL = 0.95
 COLUMNS = 11008
 """Of the feed-forward of a Llama of 7 B parameters."""
 ROWS = 16384
-"""2^27 elements and more, as the other tables have; of half as many the launch of a second kernel, which adds up partial sums, is 1 % more."""
+"""2^27 elements and more, as the other tables have. Of half as many, a second kernel, which adds up partial sums, takes 1 % more."""
 
 CHECK_ROUNDINGS = 2
 """Half units in the last place: what a gradient rounded once, of approximated functions, may differ by from the exact one."""

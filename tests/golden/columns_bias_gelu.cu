@@ -70,6 +70,6 @@ bias_gelu_backward_columns(
             if (is_row) store_vector(out0_data + (at * (unsigned)out0_stride1 + column), out0_v);
         }
     }
-    add_lanes<256, 16>(out1_data + (rest0 * (unsigned)columns + first), out1_sum, (unsigned)columns - first);
+    add_lanes<256, 16, true>(out1_data + (rest0 * (unsigned)columns + first), out1_sum, (unsigned)columns - first);
     wait_for_previous();
 }

@@ -29,23 +29,23 @@ bias_gelu_backward_total_columns(
     const int of_group = (int)(is_late ? late_shift : shift);
     const unsigned group = (of_these >> of_group) + (is_late ? (unsigned)early_groups : 0);
     const unsigned turn = of_these - (of_these >> of_group << of_group), row0 = group * (unsigned)group_rows;
-    const unsigned first = tile * 16;
-    const unsigned column = first + threadIdx.x % 4 * 4;
+    const unsigned first = tile * 32;
+    const unsigned column = first + threadIdx.x % 8 * 4;
     const bool is_inside = column < (unsigned)columns;
-    const unsigned step = (unsigned)128 << of_group;
+    const unsigned step = (unsigned)64 << of_group;
     const unsigned end = is_inside ? min(row0 + (unsigned)group_rows, (unsigned)rows) : 0;
     float out_sum[4] = {};
-    unsigned row = row0 + turn * 128 + threadIdx.x / 4;
+    unsigned row = row0 + turn * 64 + threadIdx.x / 8;
     for (; row < end; row += step) {
         vec<float, 4> parts_v[4];
 #pragma unroll
         for (unsigned r = 0; r < 4; ++r) {
-            const unsigned at = min(row + r * 32, end - 1);
+            const unsigned at = min(row + r * 16, end - 1);
             parts_v[r] = load_vector<4>(parts_data + (at * (unsigned)parts_stride1 + column));
         }
 #pragma unroll
         for (unsigned r = 0; r < 4; ++r) {
-            const unsigned at = row + r * 32;
+            const unsigned at = row + r * 16;
             const bool is_row = at < end;
             float out_v[4];
 #pragma unroll
@@ -55,5 +55,5 @@ bias_gelu_backward_total_columns(
             }
         }
     }
-    add_lanes<128, 4>(out_data + (rest0 * (unsigned)columns + first), out_sum, (unsigned)columns - first);
+    add_lanes<128, 8, false>(out_data + (rest0 * (unsigned)columns + first), out_sum, (unsigned)columns - first);
 }

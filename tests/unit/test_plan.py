@@ -359,7 +359,7 @@ def test_rows_are_added_up_by_columns() -> None:
     first, total = (kernel.plan for kernel in biased.plan_backward(x, bias, target="sm_90").kernels)
     assert (first.name, total.name) == ("biased_backward_columns", "biased_backward_total_columns")
     assert sorted(first.variant.loads) == ["repeated", "vector", "vector"]
-    assert (first.variant.stores, first.variant.columns, first.variant.elements) == (("vector", "summed"), Columns(16, 4), 32)
+    assert (first.variant.stores, first.variant.columns, first.variant.elements) == (("vector", "summed"), Columns(16, 4, True), 32)
     assert (first.variant.rows, first.variant.access_elements, first.variant.is_whole) == (4, 8, True)
     assert (first.grid, first.variant.threads) == (86 * (7 * 4 + 16), 256)  # of 128 columns, and 256 rows or 64
     assert first.sizes[:8] == (8192, 11008, 4 * 256, 2, 28, 7, 4, 86)
@@ -367,8 +367,8 @@ def test_rows_are_added_up_by_columns() -> None:
     assert first.target_layouts[1] == NodeLayout((44, 11008), (11008, 1))
     assert reasons(first)["sums"][0] == "44 x 11008"
     assert (total.sources, total.targets) == (((~2, 0),), ((1, 0),))  # of the partial sums, which are behind the results
-    assert (total.variant.loads, total.variant.stores, total.variant.columns) == (("vector",), ("summed",), Columns(4, 4))
-    assert (total.grid, total.sizes[:8]) == (688, (44, 11008, 44, 0, 0, 0, 0, 688))
+    assert (total.variant.loads, total.variant.stores, total.variant.columns) == (("vector",), ("summed",), Columns(8, 4, False))
+    assert (total.grid, total.sizes[:8]) == (344, (44, 11008, 44, 0, 0, 0, 0, 344))
     assert (first.variant.reads_results, total.variant.reads_results) == (False, True)
     assert first.variant.is_one_of_several
     assert total.variant.is_one_of_several
@@ -377,7 +377,7 @@ def test_rows_are_added_up_by_columns() -> None:
 def test_columns_of_a_block_and_rows_of_partial_sums() -> None:
     for width, across in ((8, 1), (16, 2), (40, 8), (128, 16), (4096, 16)):
         first, _ = plans_of_sum(64, width)
-        assert first.variant.columns == Columns(across, 4)
+        assert first.variant.columns == Columns(across, 4, True)
     for num_rows, num_columns, parts in (
         (32, 128, (64, 1, 1, 1)),
         (1152, 11008, (64, 2, 9, 1)),  # by fours they would be 20
@@ -391,7 +391,7 @@ def test_columns_of_a_block_and_rows_of_partial_sums() -> None:
     assert find_parts(1 << 22, 64).count <= MOST_PARTS
     assert find_parts(1 << 19, 512).count <= MOST_PARTS
     _, many = plans_of_sum(1 << 20, 64)
-    assert many.variant.columns == Columns(1, 4)
+    assert many.variant.columns == Columns(1, 4, False)
     assert many.sizes[0] == 2048
 
 

@@ -50,15 +50,17 @@ def plan(name: str, function: Callable[..., Any], *args: Any, out: Any = None, *
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_what_a_thread_reads_of_its_rows_is_in_flight_before_it_stores(arch: str) -> None:
-    """The row that repeats, two rows of two operands, and the next two of these, before two stores; a partial sum. Four rows of these."""
+    """The row that repeats, four rows of two operands before any store; a partial sum, which the L2 keeps. Four rows of these."""
     x, bias = (torch.empty(shape, dtype=bf16, device="meta") for shape in ((8192, 11008), (11008,)))
     for approximate in ("tanh", "none"):
         f = wl.fuse(lambda x, bias, approximate: F.gelu(x + bias, approximate=approximate), name="f")
         plan = f.plan_backward(x, bias, approximate, target=arch)
         accesses = re.findall(r"\b(?:LDG|STG)\.\S+", plan.sass)
-        assert accesses == [*["LDG.E.128"] * 9, *["STG.E.128"] * 2, "STG.E", *["LDG.E.128"] * 4, "STG.E.U16"]
-        assert plan.spill_bytes == 0
-        assert plan.registers <= 72
+        assert accesses == [*["LDG.E.128"] * 9, *["STG.E.128"] * 4, "STG.E", *["LDG.E.128"] * 4, "STG.E.U16"]
+        policies = re.findall(r"\bSTG\.\S+ (?:desc\[(\w+)\])?", plan.sass)
+        assert policies[4] not in {*policies[:4], ""}
+        assert plan.spill_bytes <= (8 if arch == "sm_80" else 0)  # by tanh, one register of another's eight loads
+        assert plan.registers <= 64
 
 
 # ---- the check

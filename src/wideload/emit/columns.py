@@ -81,10 +81,9 @@ def emit_columns(program: Program, variant: Variant) -> str:
         *indented(loop),
         "}",
     ]
+    how = f"{variant.threads}, {across}, {str(variant.columns.keeps_sums).lower()}"
     for number, r in enumerate(sums):
         body += ["__syncthreads();"] if number else []
-        body.append(
-            f"add_lanes<{variant.threads}, {across}>({r.name}_data + ({part} * ({unsigned})columns + first), {r.name}_sum, "
-            f"({unsigned})columns - first);"
-        )
+        place = f"{part} * ({unsigned})columns + first"
+        body.append(f"add_lanes<{how}>({r.name}_data + ({place}), {r.name}_sum, ({unsigned})columns - first);")
     return emit_definition(program, variant, sizes, body)

@@ -135,10 +135,14 @@ class Strip(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Of a ``columns`` kernel: the accesses of a row that a block takes, and the rows that a thread has loads of in flight."""
+    """Of a ``columns`` kernel: the accesses of a row that a block takes, and the rows that a thread has loads of in flight.
+
+    ``keeps_sums`` says that the L2 is to keep what is added up, which another kernel reads.
+    """
 
     across: int
     rows: int
+    keeps_sums: bool
 
 
 class Variant(NamedTuple):

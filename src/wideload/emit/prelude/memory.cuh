@@ -74,6 +74,25 @@ template <int N, class T> DEVICE vec<T, N> load_kept(const T* p)
 #endif
 }
 
+// A single store of what a later kernel of the call reads. The stores of other threads are no reason to let it go.
+DEVICE void store_kept(float* p, float x)
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("st.global.L2::cache_hint.f32 [%0], %1, %2;" :: "l"(p), "f"(x), "l"(keeping_policy()) : "memory");
+#else
+    *p = x;
+#endif
+}
+
+DEVICE void store_kept(double* p, double x)
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("st.global.L2::cache_hint.f64 [%0], %1, %2;" :: "l"(p), "d"(x), "l"(keeping_policy()) : "memory");
+#else
+    *p = x;
+#endif
+}
+
 // Every step-th of the elements from the first on that lie in step accesses; `p` must be aligned as a vec is. Each word has one that is
 // wanted; settled, or the compiler would load that one alone.
 template <int N, int step, int first, class T> DEVICE vec<T, N> load_stepped(const T* p)
