@@ -88,6 +88,11 @@ class _Call:
     traced_with: tuple[Any, ...] = ()
     shapes: list[tuple[int, ...]] | None = None  # to be traced with, where those of the tensors are symbols
 
+    @property
+    def traced_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Those that it is traced with."""
+        return tuple(self.shapes or [tuple(tensor.shape) for tensor in self.tensors])
+
 
 class _Prepared(NamedTuple):
     """What one layout of one trace needs: where results go, and the kernels that fill them."""
@@ -647,7 +652,7 @@ class FusedFunction:
     def _trace(self, call: _Call) -> tuple[Any, Traced]:
         call.traced_with = self._captures.read(), torch.get_default_dtype()
         signature: Any = (tuple(call.key), *call.traced_with)
-        key = (signature, _shapes(call)) if signature in self._sized else signature
+        key = (signature, call.traced_shapes) if signature in self._sized else signature
         traced = self._traces.get(key)
         return (key, traced) if traced is not None else self._retrace(call, signature)
 
@@ -659,7 +664,7 @@ class FusedFunction:
         key = signature
         if traced.reads_sizes:
             remember(self._sized, signature, None)
-            key = (signature, _shapes(call))
+            key = (signature, call.traced_shapes)
         return key, remember(self._traces, key, traced)
 
     def _run(self, call: _Call, use: Callable[[Any, Traced], _T]) -> _T:
@@ -994,10 +999,6 @@ def _returned(traced: Traced) -> int | tuple[int, ...] | None:
         return None
     places = tuple(item.output for item in items)
     return places if items is result else places[0]
-
-
-def _shapes(call: _Call) -> tuple[tuple[int, ...], ...]:
-    return tuple(call.shapes or [tuple(tensor.shape) for tensor in call.tensors])
 
 
 def _positional_names(signature: inspect.Signature | None) -> tuple[tuple[str, ...], str]:

@@ -271,8 +271,8 @@ setattr(torch.ops, NAMESPACE, _Namespace(NAMESPACE))
 
 
 _T = TypeVar("_T")
-_Operate = Callable[["DifferentiableOp", Any], _T]
-"""What is done with an operation, of a call's tensors and numbers, which are in the order of the function's parameters."""
+_Operate = Callable[["DifferentiableOp", Any, "Traced"], _T]
+"""What is done with an operation, of a call's tensors and numbers, which are in the order of the function's parameters, and its trace."""
 
 
 class _Promise(NamedTuple):
@@ -286,7 +286,7 @@ class _Promise(NamedTuple):
 class _Operator:
     """A registered operator: ``kinds`` has a letter for each operand, ``results`` is their number.
 
-    ``promised`` is by the call and its tensors' dtypes.
+    ``promised`` is by what a trace depends on but the captured values, and the call.
     """
 
     name: str
@@ -315,7 +315,7 @@ class _Operator:
     def operate(self, operands: Sequence[Any], call: str, use: _Operate[_T]) -> _T:
         """``use`` the operation that the function is of these operands, as `_distinct` has them."""
         f, bound = self.f, self.bind(operands, call)
-        return f._run(bound, lambda key, traced: use(f._operation_of(key, traced), bound))
+        return f._run(bound, lambda key, traced: use(f._operation_of(key, traced), bound, traced))
 
     def keep_shortcut(
         self,
@@ -357,13 +357,14 @@ class _Operator:
         *given, call = arguments
         operands, seed = _distinct(given), self.seed(given)
 
-        def run(op: DifferentiableOp, bound: Any) -> tuple[list[torch.Tensor], Launched | None, DifferentiableOp, Any]:
+        def run(op: DifferentiableOp, bound: Any, traced: Traced) -> tuple[list[torch.Tensor], Launched | None, DifferentiableOp, Any, Any]:
             outs = op(bound.tensors, tuple(bound.scalars), bound.device, seed)
-            return [outs[at] for at in op.fresh], op.launched(bound.tensors, bound.device, seed), op, bound
+            fresh, launched = [outs[at] for at in op.fresh], op.launched(bound.tensors, bound.device, seed)
+            return fresh, launched, op, bound, _known_by(bound, traced, call)
 
         with torch.no_grad():
-            results, launched, op, bound = self.operate(operands, call, run)
-        promise = functools.partial(self.promised.get, _dtypes_of(bound.tensors, call))
+            results, launched, op, bound, known_by = self.operate(operands, call, run)
+        promise = functools.partial(self.promised.get, known_by)
         promised, dtypes, others = promise(), tuple(result.dtype for result in results), ""
         if len(results) != self.results or (promised and dtypes != promised.dtypes):
             others = f"results than when it was compiled, {dtypes}"
@@ -391,7 +392,7 @@ class _Operator:
         with no_modes():
             bound = self.bind(self.samples(operands), call)
 
-            def lay_out(key: Any, traced: Traced) -> tuple[DifferentiableOp, list[tuple[torch.dtype, Any]]]:
+            def lay_out(key: Any, traced: Traced) -> tuple[DifferentiableOp, list[tuple[torch.dtype, Any]], Any]:
                 if traced.reads_sizes:
                     _fix_sizes(bound.tensors)
                 fresh = [node for node in traced.expr.outputs if not is_view_of_operand(traced.expr, node)]
@@ -404,10 +405,10 @@ class _Operator:
                     layouts = f._layouts(bound, traced)
                     laid_out = [layouts[node] for node in fresh]
                 found = [(node_dtype(traced.expr, node), of) for node, of in zip(fresh, laid_out, strict=True)]
-                return f._operation_of(key, traced), found
+                return f._operation_of(key, traced), found, _known_by(bound, traced, call)
 
-            op, found = f._run(bound, lay_out)
-        dtypes, known_by = tuple(dtype for dtype, _ in found), _dtypes_of(bound.tensors, call)
+            op, found, known_by = f._run(bound, lay_out)
+        dtypes = tuple(dtype for dtype, _ in found)
         promised = self.promised.get(known_by)
         if promised is None or promised.dtypes != dtypes or promised.op not in (None, op):  # shortcuts look for the very object
             self.promised[known_by] = _Promise(dtypes)
@@ -428,7 +429,7 @@ class _Operator:
             saved = find_saved(f, bound, key, traced, wanted)
             op = f._operation_of(key, traced)
             recorded = op.recorded_results(wanted)
-        known_by = _dtypes_of(bound.tensors, call)
+        known_by = _known_by(bound, traced, call)
         if is_looked_into(bound.tensors) and known_by in self.promised and self.promised[known_by].op is not op:
             self.promised[known_by] = self.promised[known_by]._replace(op=op)
         read = frozenset(range(len(bound.tensors)) if saved is None else saved)
@@ -512,7 +513,7 @@ class _Backward(NamedTuple):
         arrived = [next(incoming) if bit == "1" else None for bit in self.present]
         marks = [bit == "1" for bit in self.wanted]
 
-        def run(op: DifferentiableOp, bound: Any) -> tuple[list[torch.Tensor | None], Launched | None, Any]:
+        def run(op: DifferentiableOp, bound: Any, _: Traced) -> tuple[list[torch.Tensor | None], Launched | None, Any]:
             wanted = _in_call(bound.tensors, operands, marks)
             of_call = bound.tensors, bound.device, seed, arrived, wanted
             found = op.gradients(*of_call, tuple(bound.scalars))
@@ -594,8 +595,9 @@ def _distinct(operands: Sequence[Any]) -> list[Any]:
     return distinct
 
 
-def _dtypes_of(tensors: Sequence[torch.Tensor], call: str) -> Any:
-    return (call, *[tensor.dtype for tensor in tensors])
+def _known_by(bound: Any, traced: Traced, call: str) -> Any:
+    """What a trace of the function depends on but the values it captures, and how the call is spelt."""
+    return call, tuple(bound.key), bound.traced_shapes if traced.reads_sizes else None
 
 
 def _in_call(tensors: Sequence[torch.Tensor], operands: Sequence[Any], marks: Sequence[bool]) -> tuple[bool, ...]:

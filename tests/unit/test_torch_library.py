@@ -631,6 +631,33 @@ def test_gradients_that_rest_on_a_captured_value_are_refused_when_it_changes(kin
     torch.testing.assert_close(torch.autograd.grad(again(*leaves).sum(), leaves), want)
 
 
+@wl.fuse
+def first_half(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    half = x.shape[-1] // 2
+    return x[..., :half] * w[..., half:].exp()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("fn", [rope, first_half])
+def test_calls_of_other_ranks_and_sizes_are_no_calls_of_other_captured_values(fn: Callable[..., Any], backend: str) -> None:
+    """Two in one graph, forward before backward, and each again on its own."""
+    shapes = (2, 4, 8), (4, 8), (4, 12), (3, 2, 12)
+    others = [torch.randn(*shape[:-1], shape[-1] // 2 if fn is rope else shape[-1]) for shape in shapes]
+    tensors = [torch.randn(shape) for shape in shapes]
+
+    def all_of(*given: torch.Tensor) -> torch.Tensor:
+        pairs = zip(given[::2], given[1::2], strict=True)
+        return torch.cat([fn(x, w, w).flatten() if fn is rope else fn(x, w).flatten() for x, w in pairs])
+
+    given = [tensor for pair in zip(tensors, others, strict=True) for tensor in pair]
+    compiled = torch.compile(all_of, fullgraph=True, backend=backend)
+    for part in (given, given[:2], given[2:4], given[4:6]):
+        for have, want in zip(gradients(compiled, *part), gradients(all_of, *part), strict=True):
+            torch.testing.assert_close(have, want)
+        torch.compiler.reset()
+        compiled = torch.compile(all_of, fullgraph=True, backend=backend)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_sizes_that_depend_on_data(backend: str) -> None:
     def some(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
