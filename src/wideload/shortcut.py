@@ -19,7 +19,7 @@ from wideload.native import Either
 from wideload.outputs import extent_of
 from wideload.plan import ACCESS_BYTES
 from wideload.remembered import remember
-from wideload.steps import Steps, define, tuple_of
+from wideload.steps import Steps, define
 from wideload.structure import are_same
 
 __all__ = [
@@ -249,7 +249,6 @@ def find_shortcut(
             *[f"{name} is not out" for name, tensor in zip(held, tensors, strict=True) if tensor is out],
             f"not is_alike({', '.join([*held, *['out'] * (len(compared) > len(held))])})",
         ),
-        f"numbers = {tuple_of(names[at] for at in at_kind['n'])}",
     )
     constants = {"MISSED": MISSED, "is_alike": Either(guard.of_python, guard.of_native), "differs": _differs, "by_name": tuple(kwargs)}
     constants |= {f"kind_{names[at]}": type(values[at]) for at in at_kind["n"]}

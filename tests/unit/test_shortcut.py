@@ -36,10 +36,10 @@ def tensors() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(64, 48), torch.randn(48, 64).t()
 
 
-def found(num_tensors: int, *, into: bool = False) -> Callable[[], Steps]:
+def found(num_tensors: int, num_numbers: int = 0, *, into: bool = False) -> Callable[[], Steps]:
     """Return what a call is taken apart into."""
-    tensors = [f"t{at}" for at in range(num_tensors)] + ["out"] * into
-    return lambda: Steps((f"return {tuple_of(tensors)}, numbers",))
+    tensors, numbers = [f"t{at}" for at in range(num_tensors)] + ["out"] * into, [f"n{at}" for at in range(num_numbers)]
+    return lambda: Steps((f"return {tuple_of(tensors)}, {tuple_of(numbers)}",))
 
 
 def circumstances(function: Callable[..., Any] = scaled) -> tuple[Found, ...]:
@@ -55,7 +55,14 @@ def lay(args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, function: C
     given = [value for value in values if isinstance(value, torch.Tensor)]
     numbers = [value for value in values if type(value) in (int, float, complex)]
     shortcut = find_shortcut(
-        args, kwargs, None, given, numbers, kinds_of(values, [False] * len(values)), circumstances(function), found(len(given))
+        args,
+        kwargs,
+        None,
+        given,
+        numbers,
+        kinds_of(values, [False] * len(values)),
+        circumstances(function),
+        found(len(given), len(numbers)),
     )
     assert shortcut is not None
     return shortcut
@@ -210,7 +217,7 @@ def lay_out_of(x: torch.Tensor, y: torch.Tensor) -> Shortcut | None:
 
 def test_static_numbers_are_what_they_were() -> None:
     x, y = tensors()
-    shortcut = find_shortcut((x, y, 0.0, 3), {}, None, [x, y], [3], ["t", "t", "c", "n"], circumstances(), found(2))
+    shortcut = find_shortcut((x, y, 0.0, 3), {}, None, [x, y], [3], ["t", "t", "c", "n"], circumstances(), found(2, 1))
     assert shortcut is not None
     assert shortcut((x, y, 0.0, 3), {})[1] == (3,)
     assert shortcut((x, y, 0.0, 4), {})[1] == (4,)
