@@ -14,7 +14,7 @@ import torch
 from torch.autograd import forward_ad
 
 from wideload.captures import Captures
-from wideload.launch import DATA_PTR
+from wideload.launch import ADDRESS_OF
 from wideload.native import Either
 from wideload.outputs import extent_of
 from wideload.plan import ACCESS_BYTES
@@ -161,7 +161,7 @@ class _Guard:
     def of_native(self, native: Any) -> Callable[..., bool]:
         phases, pairs = tuple(self.likeness.phases), tuple(number for pair in self.pairs for number in pair)
         guard: Callable[..., bool] = native.Guard(
-            check=self.likeness.check, data_ptr=DATA_PTR, phases=phases, access_bytes=ACCESS_BYTES, pairs=pairs, found=self.found
+            check=self.likeness.check, address_of=ADDRESS_OF, phases=phases, access_bytes=ACCESS_BYTES, pairs=pairs, found=self.found
         )
         return guard
 

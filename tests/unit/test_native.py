@@ -20,7 +20,7 @@ import torch
 
 import wideload as wl
 from wideload import native
-from wideload.launch import DATA_PTR
+from wideload.launch import ADDRESS_OF
 from wideload.native import Either, NativeState, bind_names
 from wideload.shortcut import find_likeness
 from wideload.store import read_entry, write_entry
@@ -199,12 +199,14 @@ print("both")
 # ---- guards
 
 
-def guard(made: Any, *tensors: torch.Tensor, pairs: tuple[int, ...] = (), found: tuple[Any, ...] = ()) -> Callable[..., bool]:
+def guard(
+    made: Any, *tensors: torch.Tensor, pairs: tuple[int, ...] = (), found: tuple[Any, ...] = (), address_of: tuple[Any, ...] = ADDRESS_OF
+) -> Callable[..., bool]:
     likeness = find_likeness(tensors)
     assert likeness is not None
     phases = tuple(likeness.phases)
     made_guard: Callable[..., bool] = made.Guard(
-        check=likeness.check, data_ptr=DATA_PTR, phases=phases, access_bytes=16, pairs=pairs, found=found
+        check=likeness.check, address_of=address_of, phases=phases, access_bytes=16, pairs=pairs, found=found
     )
     return made_guard
 
@@ -254,7 +256,7 @@ def test_a_guard_is_for_so_many_tensors(made: Any) -> None:
     with pytest.raises(ValueError, match="more than 64 tensors"):
         guard(made, *[torch.ones(4) for _ in range(65)])
     with pytest.raises(TypeError):
-        made.Guard(check=None, data_ptr=DATA_PTR, phases=("x",), access_bytes=16, pairs=(), found=())
+        made.Guard(check=None, address_of=ADDRESS_OF, phases=("x",), access_bytes=16, pairs=(), found=())
 
 
 def test_a_guard_in_a_circle_is_collected(made: Any) -> None:
@@ -293,7 +295,7 @@ def launcher(made: Any, driver: Driver, **changes: Any) -> Callable[..., None]:
         "config": struct.pack("7I4xQQI4x", 1, 1, 1, 128, 1, 1, 0, 0, 0, 0),
         "function": 77,
         "kept": driver,
-        "data_ptr": DATA_PTR,
+        "address_of": ADDRESS_OF,
         "stream_of": lambda device: 2**63 + device,
         "bind": lambda device: None,
         "refuse": lambda status: wl.DeviceError(f"refused: {status}"),
@@ -304,6 +306,52 @@ def launcher(made: Any, driver: Driver, **changes: Any) -> Callable[..., None]:
     }
     made_launcher: Callable[..., None] = made.Launcher(**{**given, **changes})
     return made_launcher
+
+
+def test_addresses_are_read_in_memory_of_plain_tensors_alone(made: Any) -> None:
+    """Of anything else torch is asked, which may raise."""
+
+    class Named(torch.Tensor):
+        pass
+
+    asked: list[Any] = []
+
+    def ask(tensor: Any) -> int:
+        asked.append(tensor)
+        return DATA_PTR(tensor)
+
+    DATA_PTR, read, *plain = ADDRESS_OF
+    assert read
+    x, store = torch.ones(4), torch.ones(64)
+    fast, slow = (ask, read, *plain), (ask, 0, *plain)
+    for tensor in (x, store[3:7], torch.nn.Parameter(x), store.view(8, 8).t(), torch.empty(0), x.as_subclass(Named)):
+        for address_of in (fast, slow):
+            driver = Driver(6)
+            launcher(made, driver, address_of=address_of)(tensor, tensor, 1, 0.5)
+            assert driver.calls[0][0][:2] == [tensor.data_ptr(), tensor.data_ptr() + 8]
+            assert len(asked) == (2 if address_of is slow or type(tensor) is Named else 0)
+            asked.clear()
+    with pytest.raises(TypeError):
+        launcher(made, Driver(6), address_of=fast)(x, None, 1, 0.5)
+    for wrong in ((), (DATA_PTR, read), (DATA_PTR, None, *plain), (DATA_PTR, read, x, x)):
+        with pytest.raises(TypeError):
+            launcher(made, Driver(6), address_of=wrong)
+
+
+def test_a_guard_reads_addresses_of_what_is_alike(made: Any) -> None:
+    x, store = torch.ones(4), torch.ones(64)
+    asked: list[Any] = []
+
+    def ask(tensor: torch.Tensor) -> int:
+        asked.append(tensor)
+        return tensor.data_ptr()
+
+    is_alike = guard(made, store[:4], address_of=(ask, *ADDRESS_OF[1:]))
+    assert [is_alike(store[at : at + 4]) for at in (4, 5, 8)] == [True, False, True]
+    meta = x.to("meta")
+    assert is_alike(meta) is False
+    assert torch.func.vmap(lambda row: row * is_alike(row))(torch.ones(2, 4)).tolist() == [[0] * 4] * 2  # it has no address
+    assert not asked
 
 
 def bits(number: float) -> int:
@@ -386,7 +434,7 @@ def test_what_binding_raises_comes_before_the_launch(made: Any) -> None:
 def test_nothing_leaks(made: Any) -> None:
     x, y = torch.ones(4), torch.ones(4)
     launch, is_alike = launcher(made, Driver(6)), guard(made, x, y)
-    objects = x, y, DATA_PTR, None, True, False
+    objects = x, y, *ADDRESS_OF, None, True, False
     before = [sys.getrefcount(each) for each in objects]
     for _ in range(1000):
         launch(x, y, 7, 0.5)

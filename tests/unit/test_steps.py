@@ -15,7 +15,7 @@ import torch.nn.functional as F
 import wideload as wl
 from wideload import execute, steps
 from wideload.execute import Launch, Output
-from wideload.launch import DATA_PTR
+from wideload.launch import ADDRESS_OF
 from wideload.replay import NodeLayout
 from wideload.steps import Steps, define, run_steps, runner_of, steps_into, steps_of_new
 
@@ -55,7 +55,7 @@ class Kernel:
             config=struct.pack("7I4xQQI4x", 12, 1, 1, 256, 1, 1, 64, 0, 0, 0),
             function=77,
             kept=driver,
-            data_ptr=DATA_PTR,
+            address_of=ADDRESS_OF,
             stream_of=torch._C._cuda_getCurrentRawStream,
             bind=steps.bind_context,
             refuse=lambda status: wl.DeviceError(f"the driver did not launch a kernel: invalid argument ({status})"),
