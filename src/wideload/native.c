@@ -52,8 +52,8 @@ static void *callable_new(PyTypeObject *type, vectorcallfunc call, PyObject *hel
 {
     PyObject *data_ptr, *of, *or_of;
     unsigned long long read;
-    int is_known = PyArg_ParseTuple(address_of, "OKO!O!", &data_ptr, &read, &PyType_Type, &of, &PyType_Type, &or_of);
-    Callable *callable = held && is_known ? (Callable *)type->tp_alloc(type, 0) : NULL;
+    int is_known = held && PyArg_ParseTuple(address_of, "OKO!O!", &data_ptr, &read, &PyType_Type, &of, &PyType_Type, &or_of);
+    Callable *callable = is_known ? (Callable *)type->tp_alloc(type, 0) : NULL;
     if (!callable) {
         Py_XDECREF(held);
         return NULL;
@@ -107,7 +107,7 @@ static void callable_dealloc(PyObject *self)
 typedef struct {
     Callable callable;
     PyObject *check;       /* of many tensors: whether they are alike */
-    PyObject *found;       /* a tuple of (owner, name, value): what owner's attribute, or owner() where name is None, has to be */
+    PyObject *found;       /* a tuple of (owner, name, value): what `find` has to find */
     const int64_t *phases; /* addresses modulo access_bytes, a tensor each */
     const int64_t *pairs;  /* (i, j, low, high): the address of j less that of i is not between low and high; 0 where these are 0 */
     int64_t access_bytes;
@@ -126,14 +126,20 @@ static int lie_alike(const Guard *guard, const int64_t *addresses)
     return 1;
 }
 
+/* What owner's attribute is, or owner's item where it is a dict, or owner() where name is None; NULL with an exception set, or none. */
+static PyObject *find(PyObject *owner, PyObject *name)
+{
+    if (name == Py_None) return PyObject_CallNoArgs(owner);
+    return PyDict_CheckExact(owner) ? Py_XNewRef(PyDict_GetItemWithError(owner, name)) : PyObject_GetAttr(owner, name);
+}
+
 /* 1 where all that was found is found again, 0 where it is not or is no longer to be found, -1 with an exception set. */
 static int is_found_again(PyObject *found)
 {
     for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(found); ++k) {
-        PyObject *one = PyTuple_GET_ITEM(found, k), *owner = PyTuple_GET_ITEM(one, 0), *name = PyTuple_GET_ITEM(one, 1);
-        PyObject *value = name == Py_None ? PyObject_CallNoArgs(owner) : PyObject_GetAttr(owner, name);
+        PyObject *one = PyTuple_GET_ITEM(found, k), *value = find(PyTuple_GET_ITEM(one, 0), PyTuple_GET_ITEM(one, 1));
         if (!value) {
-            if (!PyErr_ExceptionMatches(PyExc_Exception)) return -1;
+            if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) return -1;
             PyErr_Clear();
             return 0;
         }

@@ -228,6 +228,26 @@ def test_a_guard_asks_what_was_found(made: Any) -> None:
     assert is_alike(x) is False  # and raises nothing
 
 
+def test_a_guard_asks_a_dict_for_its_items(made: Any) -> None:
+    class Other(dict[str, Any]):
+        value = None
+
+    x, value = torch.ones(4), object()
+    items, other = {"value": value}, Other(value=value)
+    is_alike, of_other = (guard(made, x, found=((owner, "value", value),)) for owner in (items, other))
+    assert is_alike(x) is True
+    items["value"] = object()
+    assert is_alike(x) is False
+    del items["value"]
+    assert is_alike(x) is False
+    items["value"] = value
+    assert is_alike(x) is True
+    assert of_other(x) is False  # of any other kind of object its attribute
+    other.value = value
+    assert of_other(x) is True
+    assert guard(made, x, found=(({}, [], value),))(x) is False  # a key that none has
+
+
 def test_what_interrupts_is_raised(made: Any) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
