@@ -19,7 +19,7 @@ from wideload.expr import HostCall, HostInput, HostValue
 from wideload.launch import THREAD, bind_context, refusal
 from wideload.lower import ScalarParameter
 from wideload.native import Either, bind_names
-from wideload.random import draw_seed
+from wideload.random import SEEDS
 from wideload.remembered import MAX_REMEMBERED
 
 __all__ = ["Steps", "define", "run_steps", "runner_of", "steps_into", "steps_of_new", "tuple_of"]
@@ -149,8 +149,8 @@ def _launching(launches: Sequence[Launch], written: Sequence[str], device: torch
         names[f"launch{at}"] = Either(launcher.of_python, launcher.of_native)
         calls.append(f"launch{at}({', '.join(tensors)})")
     if drawn is not None:  # after what may be refused: that leaves the generator as it was
-        lines.append(f"t{drawn} = draw(device)")
-        names |= {"draw": draw_seed, "device": device}
+        lines.append(f"t{drawn} = empty(one, one, int64).random_(*seeds)")  # as `draw_seed`, whose seed it is
+        names |= {"empty": empty_here(device), "one": (1,), "int64": torch.int64, "seeds": SEEDS}
     return Steps((*lines, *calls), names)
 
 

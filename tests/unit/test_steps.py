@@ -16,6 +16,7 @@ import wideload as wl
 from wideload import execute, steps
 from wideload.execute import Launch, Output
 from wideload.launch import ADDRESS_OF
+from wideload.random import draw_seed
 from wideload.replay import NodeLayout
 from wideload.steps import Steps, define, run_steps, runner_of, steps_into, steps_of_new
 
@@ -135,12 +136,31 @@ def test_what_is_written_into_counts_as_changed() -> None:
 
 
 def test_a_seed_is_drawn_behind_the_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    seed = torch.tensor([5])
-    monkeypatch.setattr(steps, "draw_seed", lambda device: seed)
+    """That of `draw_seed`, by the same generator; where a number is refused none is drawn."""
+    made: list[torch.Tensor] = []
+
+    def empty(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
+        made.append(torch.empty_strided(shape, strides, dtype=dtype))
+        return made[-1]
+
+    monkeypatch.setattr(execute, "_EMPTY", empty)
     x, out = torch.ones(64), torch.zeros(64)
     prepared, log = launches(wl.fuse(lambda x: F.dropout(x, 0.25), name="f"), x)
+    torch.manual_seed(3)
+    want = [draw_seed(CPU) for _ in range(2)]
+    torch.manual_seed(3)
     call(steps_into(prepared, CPU, 1, draws=True), x, out=out)
-    assert log[0][0][:3] == (x.data_ptr(), out.data_ptr(), seed.data_ptr())
+    result = call(steps_of_new(prepared, [output(torch.float32, 64)], CPU, 0, 1, draws=True), x)
+    first, _, second = made
+    assert [arguments[:3] for arguments, _ in log] == [
+        (x.data_ptr(), written.data_ptr(), seed.data_ptr()) for written, seed in ((out, first), (result, second))
+    ]
+    assert [(seed.dtype, seed.tolist()) for seed in (first, second)] == [(seed.dtype, seed.tolist()) for seed in want]
+    prepared, _ = launches(wl.fuse(lambda x, p: F.dropout(x, p), name="f"), x, 0.5)
+    state = torch.get_rng_state()
+    with pytest.raises(wl.RangeError):
+        call(steps_into(prepared, CPU, 1, draws=True), x, numbers=(1.5,), out=out)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_a_number_is_refused_before_anything_is_launched() -> None:
