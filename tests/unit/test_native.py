@@ -452,13 +452,22 @@ def test_what_binding_raises_comes_before_the_launch(made: Any) -> None:
 
 
 def test_nothing_leaks(made: Any) -> None:
-    x, y = torch.ones(4), torch.ones(4)
-    launch, is_alike = launcher(made, Driver(6)), guard(made, x, y)
-    objects = x, y, *ADDRESS_OF, None, True, False
+    class Owner:
+        value = object()
+
+    x, y, items, missing = torch.ones(4), torch.ones(4), {"value": object()}, {"": object()}
+    found = (items, "value", items["value"]), (Owner, "value", Owner.value), (lambda: items, None, items)
+    launch, is_alike = launcher(made, Driver(6)), guard(made, x, y, found=found)
+    are_gone = [guard(made, x, y, found=(other,)) for other in ((missing, "value", None), (Owner, "other", None), (items, "value", x))]
+    objects = x, y, *ADDRESS_OF, None, True, False, items, missing, Owner, items["value"], Owner.value, *are_gone
     before = [sys.getrefcount(each) for each in objects]
     for _ in range(1000):
         launch(x, y, 7, 0.5)
-        is_alike(x, y)
+        assert is_alike(x, y)
         is_alike(y, x[:2])
+        assert not any(gone(x, y) for gone in are_gone)
+        for wrong in ((x, y, 7, None), (x, None, 7, 0.5), (x, y, 2**63, 0.5)):
+            with pytest.raises((TypeError, OverflowError)):
+                launch(*wrong)
     after = [sys.getrefcount(each) for each in objects]
     assert all(abs(now - then) < 100 for now, then in zip(after, before, strict=True))
