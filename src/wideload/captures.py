@@ -40,7 +40,11 @@ import torch
 
 from wideload.errors import TraceError
 
-__all__ = ["Captures", "find_captures", "unwrap_callable"]
+__all__ = ["Captures", "Found", "find_captures", "unwrap_callable"]
+
+Found = tuple[Any, str | None, Any]
+"""An object, the name of its attribute, of a dict the key of its item, or None to call it, and what that is found to be: the same object as
+long as nothing has changed. What raises has changed."""
 
 # Top-level packages whose functions depend on their arguments alone, and the parts of them that do not.
 _TRUSTED = tuple(
@@ -354,6 +358,7 @@ _MISSING: Any = object()  # a name or attribute that does not exist: an error at
 _UNBOUND: Any = object()  # the ``this`` of a plain function
 
 _IS = "{o}.{n} is {e}"
+_IS_ITEM = "{o}[{n!r}] is {e}"
 _IS_METHOD = "{o}.{n}.__func__ is {e}.__func__ and {o}.{n}.__self__ is {e}.__self__"
 _IS_EQUAL = "is_equal({o}.{n}, {e})"
 
@@ -462,7 +467,7 @@ class _Walk:
 
     def item(self, container: dict[str, Any], key: str) -> Any:
         if key in container:
-            return self.guards.setdefault(("{o}[{n!r}] is {e}", id(container), key), (container, container[key]))[1]
+            return self.guards.setdefault((_IS_ITEM, id(container), key), (container, container[key]))[1]
         self.guards["{n!r} not in {o}", id(container), key] = (container, None)
         return _MISSING
 
@@ -726,14 +731,18 @@ class _Walk:
     def class_names(self, cls: type) -> Iterator[str]:
         return (name for base in cls.__mro__ if not _is_within(base.__module__, _TRUSTED) for name in vars(base))
 
-    def guard(self) -> Callable[[], bool]:
-        """A function that evaluates the guards; it may raise where one no longer applies."""
-        namespace: dict[str, Any] = {"is_equal": _is_equal}
-        tests = []
-        for index, ((test, _, name), (owner, expected)) in enumerate(self.guards.items()):
-            tests.append(test.format(o=f"o{index}", n=name, e=f"e{index}"))
-            namespace |= {f"o{index}": owner, f"e{index}": expected}
-        return cast("Callable[[], bool]", eval(_compile_guard(" and ".join(tests) or "True"), namespace))
+
+_Guards = Mapping[tuple[str, int, str], tuple[object, Any]]
+
+
+def _guard_of(guards: _Guards) -> Callable[[], bool]:
+    """A function that evaluates the guards; it may raise where one no longer applies."""
+    namespace: dict[str, Any] = {"is_equal": _is_equal}
+    tests = []
+    for index, ((test, _, name), (owner, expected)) in enumerate(guards.items()):
+        tests.append(test.format(o=f"o{index}", n=name, e=f"e{index}"))
+        namespace |= {f"o{index}": owner, f"e{index}": expected}
+    return cast("Callable[[], bool]", eval(_compile_guard(" and ".join(tests) or "True"), namespace))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -805,14 +814,14 @@ class Captures:
     def __init__(self, target: Callable[..., Any]) -> None:
         self._target = target
         self._name = _path(target)
-        self._snapshot: tuple[Callable[[], bool], tuple[object, ...], str | None] = (lambda: False, (), None)
+        self._snapshot: tuple[Callable[[], bool], tuple[object, ...], str | None, _Guards] = (lambda: False, (), None, {})
 
     def read(self) -> tuple[object, ...]:
         """The captured values as they are now, as a hashable key: equal keys mean equal values, of equal types.
 
         The values may change while the function is traced: read again afterwards, and trace again if the key differs.
         """
-        is_current, key, _ = self._snapshot
+        is_current, key, *_ = self._snapshot
         try:
             if is_current():
                 return key
@@ -820,11 +829,22 @@ class Captures:
             pass
         return self._walk()[1]
 
-    def find_guard(self, key: tuple[object, ...]) -> Callable[[], bool] | None:
-        """What is true as long as `read` gives ``key``, and may raise where it does not; None where it gives another by now."""
+    def find_guards(self, key: tuple[object, ...]) -> tuple[Found, ...] | None:
+        """What is found again as long as `read` gives ``key``; None where it gives another by now."""
         self.read()
-        is_current, found, _ = self._snapshot
-        return is_current if found == key else None
+        _, found, _, guards = self._snapshot
+        if found != key:
+            return None
+        plain: list[Found] = []
+        others: dict[tuple[str, int, str], tuple[object, Any]] = {}
+        for (test, _, name), (owner, expected) in guards.items():
+            if test == _IS and type(owner) is types.ModuleType and vars(owner).get(name) is expected:
+                test, owner = _IS_ITEM, vars(owner)
+            if test == (_IS_ITEM if type(owner) is dict else _IS):
+                plain.append((owner, name, expected))
+            else:
+                others[test, id(owner), name] = owner, expected
+        return (*plain, (_guard_of(others), None, True)) if others else tuple(plain)
 
     def check(self) -> None:
         """Raise ``TraceError`` if the function reads something whose value a key cannot follow; name it, its line and the remedy."""
@@ -839,7 +859,7 @@ class Captures:
         for state in self._snapshot[1]:
             yield from map(_describe, cast("_State", state).parts)
 
-    def _walk(self) -> tuple[Callable[[], bool], tuple[object, ...], str | None]:
+    def _walk(self) -> tuple[Callable[[], bool], tuple[object, ...], str | None, _Guards]:
         walk, error = _Walk(), None
         try:
             walk.run(self._target, self._name)
@@ -848,7 +868,7 @@ class Captures:
         parts = tuple(walk.parts)
         with _STATES_LOCK:
             state = _STATES.setdefault(parts, _State(parts))
-        self._snapshot = walk.guard(), (state,), error
+        self._snapshot = _guard_of(walk.guards), (state,), error, walk.guards
         return self._snapshot
 
 

@@ -17,7 +17,7 @@ from wideload.cache import find_cubins
 from wideload.dtypes import widened
 from wideload.emit.kernel import emit_kernel
 from wideload.errors import LayoutError, TraceError
-from wideload.expr import Const, Expr, Number, Numerics, Reduced, is_reduced, number_value
+from wideload.expr import Const, Expr, Number, Numerics, Reduced, evaluate_host, is_reduced, number_of_kind
 from wideload.launch import LoadedKernel, can_overlap, device_arch
 from wideload.layout import contiguous_strides
 from wideload.lower import ScalarParameter
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from wideload.manifest import Recipe
 
 __all__ = [
-    "Launch", "Output", "clear_reduced", "empty_here", "is_safe_in_place", "kernel_arguments", "kernel_texts", "new_output", "new_sums",
-    "node_dtype", "phase_of", "place_call", "plan_call", "prepare_launches", "run_launches", "run_new", "scalar_argument", "scalar_words",
-    "stage_launches", "value_of",
+    "Launch", "Output", "checked_number", "clear_reduced", "empty_here", "is_safe_in_place", "kernel_arguments", "kernel_texts",
+    "new_output", "new_sums", "node_dtype", "phase_of", "place_call", "plan_call", "prepare_launches", "run_launches", "run_new",
+    "scalar_argument", "stage_launches", "value_of",
 ]  # fmt: skip
 
 
@@ -304,12 +304,8 @@ def kernel_arguments(
 
 
 def _arranged(plan: KernelPlan, loads: list[Any], stores: list[Any], seed: tuple[Any, ...], scalars: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (*loads, *stores, *seed, *plan.sizes, *scalar_words(plan, scalars))
-
-
-def scalar_words(plan: KernelPlan, scalars: tuple[Any, ...]) -> list[int | float]:
-    """What the kernel is passed of the runtime scalars of this call; raises as `scalar_argument`."""
-    return [number for parameter in plan.program.scalars for number in _numbers(scalar_argument(parameter, scalars))]
+    words = [word for parameter in plan.program.scalars for word in _numbers(scalar_argument(parameter, scalars))]
+    return (*loads, *stores, *seed, *plan.sizes, *words)
 
 
 def is_safe_in_place(plans: Sequence[KernelPlan], tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> bool:
@@ -353,11 +349,16 @@ def value_of(tensor: torch.Tensor) -> int | float:
 
 
 def scalar_argument(parameter: ScalarParameter, scalars: tuple[Any, ...]) -> Any:
-    """The runtime scalar's value for this call.
+    """The runtime scalar's value for this call; raises as `checked_number`."""
+    return checked_number(parameter, evaluate_host(parameter.value, scalars))
+
+
+def checked_number(parameter: ScalarParameter, number: Any) -> Any:
+    """What the kernel takes of the ``number`` that the runtime scalar is in this call.
 
     Raises ``TraceError`` where it is no longer of the kind that was traced, ``DtypeError`` where torch refuses a number of this size.
     """
-    value = number_value(parameter.value, parameter.kind, scalars)
+    value = number_of_kind(parameter.value, parameter.kind, number)
     if parameter.kind is int and not -(1 << 63) <= value < 1 << 63:
         raise TraceError(f"{parameter.name} is {value}, which does not fit in 64 bits, as torch requires of an int. Pass a float.")
     for check in parameter.checks:

@@ -40,7 +40,7 @@ __all__ = [
     "is_part",
     "is_reduced",
     "is_view_of_operand",
-    "number_value",
+    "number_of_kind",
 ]
 
 
@@ -87,12 +87,11 @@ def evaluate_host(value: HostValue, scalars: tuple[Any, ...]) -> Any:
     return value
 
 
-def number_value(value: HostValue, kind: type, scalars: tuple[Any, ...]) -> Any:
-    """The number of one call, which must be of the ``kind`` that was traced: on it hang the dtypes of all that follows.
+def number_of_kind(value: HostValue, kind: type, number: Any) -> Any:
+    """``number``, what ``value`` is in one call. It must be of the ``kind`` that was traced: on it hang the dtypes of all that follows.
 
     Raises ``TraceError`` where arithmetic of the arguments gave another kind (``2**n`` for a negative ``n``).
     """
-    number = evaluate_host(value, scalars)
     if type(number) is kind:
         return number
     if kind is float and isinstance(number, int):

@@ -761,7 +761,8 @@ class FusedFunction:
         op, returned = self._operation_of(key, traced), _returned(traced)
         results = op(call.tensors, tuple(call.scalars), call.device, recipe=functools.partial(self._recipe, call, backward=True))
         if returned is not None and call.device.type == "cuda":
-            self._keep_shortcut(call, lambda: run_steps(op.again(call.tensors, call.device), returned, range(len(call.tensors))))
+            given = range(len(call.tensors)), range(len(call.scalars))
+            self._keep_shortcut(call, lambda: run_steps(op.again(call.tensors, call.device), returned, *given))
         return self._assemble(call, traced, results)
 
     def _operation_of(self, key: Any, traced: Traced) -> DifferentiableOp:

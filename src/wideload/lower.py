@@ -5,6 +5,7 @@ Knows the numerics modes and the table's C++ expressions; never memory, layouts 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ import torch
 
 from wideload.dtypes import LIMITED, Kind, ScalarType, is_rounded, is_storage, scalar_type
 from wideload.errors import DtypeError
-from wideload.expr import Apply, Cast, Const, Draw, Expr, HostInput, HostValue, Load, Location, Node, Number, Numerics, Position
+from wideload.expr import Apply, Cast, Const, Draw, Expr, HostValue, Load, Location, Node, Number, Numerics, Position
 from wideload.ops_table import Op
 from wideload.promotion import Sample, operand_dtypes, sample_of
 from wideload.reductions import Reduction
@@ -67,9 +68,11 @@ class ScalarParameter(NamedTuple):
     checks: tuple[RangeCheck, ...] = ()
 
     @property
-    def given_slot(self) -> int | None:
-        """That of the argument which it is as it stands: a float of which nothing has to be known."""
-        return self.value.slot if isinstance(self.value, HostInput) and self.kind is float and not self.checks else None
+    def limits(self) -> tuple[float, float]:
+        """Of what lies between them nothing has to be known; infinite ones are none."""
+        of_int = [(-(1 << 63), (1 << 63) - 1)] if self.kind is int else []
+        lows, highs = zip((-math.inf, math.inf), *of_int, *[(check.low, check.high) for check in self.checks], strict=True)
+        return max(lows), min(highs)
 
     @property
     def ctype(self) -> str:

@@ -19,16 +19,6 @@ struct launch_config {
 };
 typedef int (*launch_function)(const struct launch_config *, void *function, void **parameters, void **extra);
 
-/* The address of a tensor's first element; -1 with an exception set where there is none. */
-static int64_t address_of(PyObject *data_ptr, PyObject *tensor)
-{
-    PyObject *number = PyObject_Vectorcall(data_ptr, &tensor, 1, NULL);
-    if (!number) return -1;
-    int64_t address = (int64_t)PyLong_AsUnsignedLongLong(number);
-    Py_DECREF(number);
-    return address;
-}
-
 /* int64s of a tuple, in memory to be freed with PyMem_Free; NULL with an exception set. */
 static int64_t *integers_of(PyObject *tuple)
 {
@@ -50,25 +40,47 @@ static int64_t *integers_of(PyObject *tuple)
 typedef struct {
     PyObject_HEAD
     vectorcallfunc call;
-    PyObject *held;      /* a tuple of the objects that the rest points to */
-    int64_t *numbers[2]; /* of this one's own */
+    PyObject *held;            /* a tuple of the objects that the rest points to */
+    int64_t *numbers[2];       /* of this one's own */
+    PyObject *data_ptr;        /* of a tensor: its address */
+    void *(*read)(PyObject *); /* the same without a number of Python's, of tensors of these types that have an address: what it throws */
+    PyTypeObject *of, *or_of;  /* nobody catches; NULL where torch has none */
 } Callable;
 
 /* An object of `type`, which has to begin as a Callable, with the int64s of two tuples; takes `held`. NULL with an exception set. */
-static void *callable_new(PyTypeObject *type, vectorcallfunc call, PyObject *held, PyObject *first, PyObject *second)
+static void *callable_new(PyTypeObject *type, vectorcallfunc call, PyObject *held, PyObject *address_of, PyObject *first, PyObject *second)
 {
-    Callable *callable = held ? (Callable *)type->tp_alloc(type, 0) : NULL;
+    PyObject *data_ptr, *of, *or_of;
+    unsigned long long read;
+    int is_known = held && PyArg_ParseTuple(address_of, "OKO!O!", &data_ptr, &read, &PyType_Type, &of, &PyType_Type, &or_of);
+    Callable *callable = is_known ? (Callable *)type->tp_alloc(type, 0) : NULL;
     if (!callable) {
         Py_XDECREF(held);
         return NULL;
     }
     callable->call = call;
     callable->held = held;
+    callable->data_ptr = data_ptr;
+    callable->read = (void *(*)(PyObject *))(uintptr_t)read;
+    callable->of = (PyTypeObject *)of;
+    callable->or_of = (PyTypeObject *)or_of;
     if (!(callable->numbers[0] = integers_of(first)) || !(callable->numbers[1] = integers_of(second))) {
         Py_DECREF(callable);
         return NULL;
     }
     return callable;
+}
+
+/* The address of a tensor's first element; -1 with an exception set where there is none. */
+static int64_t address_of(const Callable *callable, PyObject *tensor)
+{
+    if (callable->read && (Py_IS_TYPE(tensor, callable->of) || Py_IS_TYPE(tensor, callable->or_of)))
+        return (int64_t)(intptr_t)callable->read(tensor);
+    PyObject *number = PyObject_Vectorcall(callable->data_ptr, &tensor, 1, NULL);
+    if (!number) return -1;
+    int64_t address = (int64_t)PyLong_AsUnsignedLongLong(number);
+    Py_DECREF(number);
+    return address;
 }
 
 /* Nothing is cleared before the object goes, as of a tuple: what takes a circle apart may still call it. */
@@ -94,10 +106,10 @@ static void callable_dealloc(PyObject *self)
 
 typedef struct {
     Callable callable;
-    PyObject *check, *data_ptr; /* of many tensors: whether they are alike; of one: its address */
-    PyObject *found;            /* a tuple of (owner, name, value): what owner's attribute, or owner() where name is None, has to be */
-    const int64_t *phases;      /* addresses modulo access_bytes, a tensor each */
-    const int64_t *pairs;       /* (i, j, low, high): the address of j less that of i is not between low and high; 0 where these are 0 */
+    PyObject *check;       /* of many tensors: whether they are alike */
+    PyObject *found;       /* a tuple of (owner, name, value): what `find` has to find */
+    const int64_t *phases; /* addresses modulo access_bytes, a tensor each */
+    const int64_t *pairs;  /* (i, j, low, high): the address of j less that of i is not between low and high; 0 where these are 0 */
     int64_t access_bytes;
     Py_ssize_t num_tensors, num_pairs;
 } Guard;
@@ -114,14 +126,20 @@ static int lie_alike(const Guard *guard, const int64_t *addresses)
     return 1;
 }
 
+/* What owner's attribute is, or owner's item where it is a dict, or owner() where name is None; NULL with an exception set, or none. */
+static PyObject *find(PyObject *owner, PyObject *name)
+{
+    if (name == Py_None) return PyObject_CallNoArgs(owner);
+    return PyDict_CheckExact(owner) ? Py_XNewRef(PyDict_GetItemWithError(owner, name)) : PyObject_GetAttr(owner, name);
+}
+
 /* 1 where all that was found is found again, 0 where it is not or is no longer to be found, -1 with an exception set. */
 static int is_found_again(PyObject *found)
 {
     for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(found); ++k) {
-        PyObject *one = PyTuple_GET_ITEM(found, k), *owner = PyTuple_GET_ITEM(one, 0), *name = PyTuple_GET_ITEM(one, 1);
-        PyObject *value = name == Py_None ? PyObject_CallNoArgs(owner) : PyObject_GetAttr(owner, name);
+        PyObject *one = PyTuple_GET_ITEM(found, k), *value = find(PyTuple_GET_ITEM(one, 0), PyTuple_GET_ITEM(one, 1));
         if (!value) {
-            if (!PyErr_ExceptionMatches(PyExc_Exception)) return -1;
+            if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) return -1;
             PyErr_Clear();
             return 0;
         }
@@ -142,7 +160,7 @@ static PyObject *guard_call(PyObject *self, PyObject *const *args, size_t flags,
     if (answer != Py_True) Py_RETURN_FALSE;
     int64_t addresses[MAX_TENSORS];
     for (Py_ssize_t k = 0; k < count; ++k) {
-        addresses[k] = address_of(guard->data_ptr, args[k]);
+        addresses[k] = address_of(&guard->callable, args[k]);
         if (addresses[k] == -1 && PyErr_Occurred()) return NULL;
     }
     if (!lie_alike(guard, addresses)) Py_RETURN_FALSE;
@@ -152,17 +170,16 @@ static PyObject *guard_call(PyObject *self, PyObject *const *args, size_t flags,
 
 static PyObject *guard_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"check", "data_ptr", "phases", "access_bytes", "pairs", "found", NULL};
-    PyObject *check, *data_ptr, *phases, *pairs, *found;
+    static char *names[] = {"check", "address_of", "phases", "access_bytes", "pairs", "found", NULL};
+    PyObject *check, *address_of, *phases, *pairs, *found;
     long long access_bytes;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!LO!O!", names, &check, &data_ptr, &PyTuple_Type, &phases, &access_bytes,
-                                     &PyTuple_Type, &pairs, &PyTuple_Type, &found))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!LO!O!", names, &check, &PyTuple_Type, &address_of, &PyTuple_Type, &phases,
+                                     &access_bytes, &PyTuple_Type, &pairs, &PyTuple_Type, &found))
         return NULL;
     if (PyTuple_GET_SIZE(phases) > MAX_TENSORS) return PyErr_Format(PyExc_ValueError, "more than %d tensors", MAX_TENSORS);
-    Guard *guard = callable_new(type, guard_call, PyTuple_Pack(3, check, data_ptr, found), phases, pairs);
+    Guard *guard = callable_new(type, guard_call, PyTuple_Pack(3, check, address_of, found), address_of, phases, pairs);
     if (!guard) return NULL;
     guard->check = check;
-    guard->data_ptr = data_ptr;
     guard->found = found;
     guard->phases = guard->callable.numbers[0];
     guard->pairs = guard->callable.numbers[1];
@@ -179,8 +196,8 @@ typedef struct {
     launch_function launch;
     struct launch_config config;
     void *function;
-    PyObject *data_ptr, *stream_of, *bind, *refuse, *index; /* refuse(status): the exception */
-    const char *types;                                      /* of the words: l an int, d a float */
+    PyObject *stream_of, *bind, *refuse, *index; /* refuse(status): the exception */
+    const char *types;                           /* of the words: l an int, d a float */
     const int64_t *offsets, *sizes; /* bytes behind each tensor's first element; parameters between the tensors and the words */
     Py_ssize_t num_tensors, num_sizes, num_words;
     long device;
@@ -219,7 +236,7 @@ static PyObject *launcher_call(PyObject *self, PyObject *const *args, size_t fla
     void *parameters[MAX_PARAMETERS];
     Py_ssize_t total = num_tensors + num_sizes + launcher->num_words;
     for (Py_ssize_t k = 0; k < num_tensors; ++k) {
-        int64_t address = address_of(launcher->data_ptr, args[k]);
+        int64_t address = address_of(&launcher->callable, args[k]);
         if (address == -1 && PyErr_Occurred()) return NULL;
         slots[k] = address + launcher->offsets[k];
     }
@@ -248,15 +265,15 @@ static PyObject *launcher_call(PyObject *self, PyObject *const *args, size_t fla
 
 static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"launch", "config", "function", "kept", "data_ptr", "stream_of", "bind", "refuse",
+    static char *names[] = {"launch", "config", "function", "kept", "address_of", "stream_of", "bind", "refuse",
                             "device", "offsets", "sizes", "types", NULL};
     unsigned long long launch, function;
     const char *config;
     Py_ssize_t config_bytes;
-    PyObject *kept, *data_ptr, *stream_of, *bind, *refuse, *index, *offsets, *sizes, *types;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Ky#KOOOOOO!O!O!U", names, &launch, &config, &config_bytes, &function, &kept, &data_ptr,
-                                     &stream_of, &bind, &refuse, &PyLong_Type, &index, &PyTuple_Type, &offsets, &PyTuple_Type, &sizes,
-                                     &types))
+    PyObject *kept, *address_of, *stream_of, *bind, *refuse, *index, *offsets, *sizes, *types;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Ky#KOO!OOOO!O!O!U", names, &launch, &config, &config_bytes, &function, &kept,
+                                     &PyTuple_Type, &address_of, &stream_of, &bind, &refuse, &PyLong_Type, &index, &PyTuple_Type, &offsets,
+                                     &PyTuple_Type, &sizes, &types))
         return NULL;
     if (config_bytes < (Py_ssize_t)sizeof(struct launch_config))
         return PyErr_Format(PyExc_ValueError, "a launch is described in %zu bytes, not %zd", sizeof(struct launch_config), config_bytes);
@@ -265,13 +282,12 @@ static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     long number = PyLong_AsLong(index);
     const char *letters = PyUnicode_AsUTF8(types);
     if ((number == -1 && PyErr_Occurred()) || !letters) return NULL;
-    PyObject *held = PyTuple_Pack(7, kept, data_ptr, stream_of, bind, refuse, index, types); /* kept: owns function and attributes */
-    Launcher *launcher = callable_new(type, launcher_call, held, offsets, sizes);
+    PyObject *held = PyTuple_Pack(7, kept, address_of, stream_of, bind, refuse, index, types); /* kept: owns function and attributes */
+    Launcher *launcher = callable_new(type, launcher_call, held, address_of, offsets, sizes);
     if (!launcher) return NULL;
     launcher->launch = (launch_function)(uintptr_t)launch;
     memcpy(&launcher->config, config, sizeof launcher->config);
     launcher->function = (void *)(uintptr_t)function;
-    launcher->data_ptr = data_ptr;
     launcher->stream_of = stream_of;
     launcher->bind = bind;
     launcher->refuse = refuse;

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["BLOCK_BITS", "ROUNDS", "draw_integers", "draw_seed", "philox"]
+__all__ = ["BLOCK_BITS", "ROUNDS", "SEEDS", "draw_integers", "draw_seed", "philox"]
 
 ROUNDS = 7
 """Of Philox 4x32: the fewest that pass TestU01's BigCrush (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3",
@@ -20,6 +20,9 @@ for every 4 elements; seven with 16 bits an element did not."""
 BLOCK_BITS = 128
 """Random bits of one block: 8 elements of 16 bits, 4 of 32, 2 of 53 (which take the upper bits of 64)."""
 
+SEEDS = -(2**63), 2**63 - 1
+"""The least of them, and what all are below."""
+
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 _WEYL = 0x9E3779B9, 0xBB67AE85
 _LOW = 0xFFFFFFFF
@@ -27,7 +30,7 @@ _LOW = 0xFFFFFFFF
 
 def draw_seed(device: torch.device, count: int = 1) -> torch.Tensor:
     """``count`` int64s from torch's generator of ``device``, in memory there: a replayed CUDA graph draws others."""
-    return torch.randint(-(2**63), 2**63 - 1, (count,), device=device)
+    return torch.randint(*SEEDS, (count,), device=device)
 
 
 def draw_integers(seed: torch.Tensor, stream: int, bits: int, shape: Sequence[int]) -> torch.Tensor:

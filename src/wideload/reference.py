@@ -30,8 +30,9 @@ from wideload.expr import (
     Position,
     Reduced,
     Viewed,
+    evaluate_host,
     is_view_of_operand,
-    number_value,
+    number_of_kind,
 )
 from wideload.layout import broadcast_shapes
 from wideload.random import draw_integers, draw_seed
@@ -66,7 +67,7 @@ def evaluate_expr(
             case Load():
                 value = tensors[node.operand]
             case Number():
-                value = number_value(node.value, node.kind, scalars)
+                value = number_of_kind(node.value, node.kind, evaluate_host(node.value, scalars))
             case Const():
                 value = node.value
             case Viewed():

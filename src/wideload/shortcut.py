@@ -5,7 +5,6 @@ Knows tensors, launches and how arguments are given; never expressions, nor how 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,13 +12,13 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from wideload.captures import Captures
-from wideload.launch import DATA_PTR
+from wideload.captures import Captures, Found
+from wideload.launch import ADDRESS_OF
 from wideload.native import Either
 from wideload.outputs import extent_of
 from wideload.plan import ACCESS_BYTES
 from wideload.remembered import remember
-from wideload.steps import Steps, define, tuple_of
+from wideload.steps import Steps, define
 from wideload.structure import are_same
 
 __all__ = [
@@ -66,27 +65,21 @@ def are_immutable(defaults: Any) -> bool:
     return all(are_immutable(value) if type(value) is tuple else isinstance(value, (*_NUMBERS, *_CONSTANTS)) for value in defaults or ())
 
 
-Found = tuple[Any, str | None, Any]
-"""An object, the name of its attribute or None to call it, and what that is found to be: the same object as long as nothing has changed.
-What raises has changed."""
-
-
 def find_circumstances(function: Any, captures: Captures, captured: Any, dtype: torch.dtype) -> tuple[Found, ...] | None:
     """What a call depends on besides its arguments: what the function has captured, its defaults, torch's modes that no guard sees.
 
     ``captured`` and the default ``dtype`` are those that its kernels were made with; None where that captured has changed since.
     """
-    guard, defaults = captures.find_guard(captured), [name for name in ("__defaults__", "__kwdefaults__") if hasattr(function, name)]
-    if guard is None:
+    guards, defaults = captures.find_guards(captured), [name for name in ("__defaults__", "__kwdefaults__") if hasattr(function, name)]
+    if guards is None:
         return None
     keywords = getattr(function, "__kwdefaults__", None) or {}  # a dict, whose values change in place
     return (
-        (guard, None, True),
+        *guards,
         *[(function, name, getattr(function, name)) for name in defaults],
-        *[(functools.partial(keywords.__getitem__, name), None, value) for name, value in keywords.items()],
+        *[(keywords, name, value) for name, value in keywords.items()],
         (torch.get_default_dtype, None, dtype),
-        (torch.is_grad_enabled, None, torch.is_grad_enabled()),
-        (forward_ad, "_current_level", _NO_LEVEL),
+        (vars(forward_ad), "_current_level", _NO_LEVEL),
         (torch._C._len_torch_dispatch_stack, None, 0),
     )
 
@@ -161,7 +154,7 @@ class _Guard:
     def of_native(self, native: Any) -> Callable[..., bool]:
         phases, pairs = tuple(self.likeness.phases), tuple(number for pair in self.pairs for number in pair)
         guard: Callable[..., bool] = native.Guard(
-            check=self.likeness.check, data_ptr=DATA_PTR, phases=phases, access_bytes=ACCESS_BYTES, pairs=pairs, found=self.found
+            check=self.likeness.check, address_of=ADDRESS_OF, phases=phases, access_bytes=ACCESS_BYTES, pairs=pairs, found=self.found
         )
         return guard
 
@@ -178,7 +171,8 @@ class _Guard:
             differences.append(f"low{at} < p{second} - p{first} < high{at}" if low or high else f"p{second} != p{first}")
             names |= {f"low{at}": low, f"high{at}": high}
         for at, (owner, name, value) in enumerate(self.found):
-            differences.append(f"owner{at}{f'.{name}' if name else '()'} is not value{at}")
+            found = "()" if name is None else f"[{name!r}]" if type(owner) is dict else f".{name}"
+            differences.append(f"owner{at}{found} is not value{at}")
             names |= {f"owner{at}": owner, f"value{at}": value}
         lines = (
             f"if not check({', '.join(tensors)}): return False",
@@ -231,6 +225,8 @@ def find_shortcut(
     if places is None or likeness is None:
         return None
     apart = [(at, other, *_OTHER) for other in range(len(tensors)) for at in range(other)] if are_apart else []
+    if any(tensor.requires_grad for tensor in compared):
+        found = (*found, (torch.is_grad_enabled, None, torch.is_grad_enabled()))
     if torch.cuda.device_count() > 1:
         found = (*found, (torch._C._cuda_getDevice, None, tensors[0].device.index))
     guard = _Guard(likeness, (*apart, *places), found)
@@ -249,7 +245,6 @@ def find_shortcut(
             *[f"{name} is not out" for name, tensor in zip(held, tensors, strict=True) if tensor is out],
             f"not is_alike({', '.join([*held, *['out'] * (len(compared) > len(held))])})",
         ),
-        f"numbers = {tuple_of(names[at] for at in at_kind['n'])}",
     )
     constants = {"MISSED": MISSED, "is_alike": Either(guard.of_python, guard.of_native), "differs": _differs, "by_name": tuple(kwargs)}
     constants |= {f"kind_{names[at]}": type(values[at]) for at in at_kind["n"]}

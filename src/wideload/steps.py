@@ -6,6 +6,7 @@ Knows kernels and where each of their arguments comes from; never what makes two
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
@@ -13,10 +14,12 @@ from typing import Any
 
 import torch
 
-from wideload.execute import Launch, Output, empty_here, run_new, scalar_words
+from wideload.execute import Launch, Output, checked_number, empty_here, run_new
+from wideload.expr import HostCall, HostInput, HostValue
 from wideload.launch import THREAD, bind_context, refusal
+from wideload.lower import ScalarParameter
 from wideload.native import Either, bind_names
-from wideload.random import draw_seed
+from wideload.random import SEEDS
 from wideload.remembered import MAX_REMEMBERED
 
 __all__ = ["Steps", "define", "run_steps", "runner_of", "steps_into", "steps_of_new", "tuple_of"]
@@ -26,7 +29,7 @@ __all__ = ["Steps", "define", "run_steps", "runner_of", "steps_into", "steps_of_
 class Steps:
     """What a call does whose arguments have been taken apart: lines of a function, and what the names in them stand for.
 
-    Tensors are ``t0``, ``t1``, ..., the tuple of run-time numbers ``numbers``, what is written ``out``; the tensors' device is the
+    Tensors are ``t0``, ``t1``, ..., run-time numbers ``n0``, ``n1``, ..., what is written ``out``; the tensors' device is the
     current one. Calls that differ in nothing but sizes have the same lines, which are compiled once. An `Either` that a name stands for
     is one of its two functions.
     """
@@ -60,10 +63,10 @@ def run_steps(
     run: Callable[[tuple[torch.Tensor, ...], tuple[Any, ...]], Sequence[torch.Tensor]],
     returned: int | Sequence[int],
     tensors: Iterable[int],
-    numbers: Iterable[int] | None = None,
+    numbers: Iterable[int],
 ) -> Steps:
-    """Return one of what ``run`` makes of these tensors and these of the numbers, or of all, or a tuple of some."""
-    given = "numbers" if numbers is None else tuple_of(f"numbers[{at}]" for at in numbers)
+    """Return one of what ``run`` makes of these tensors and these numbers, or a tuple of some."""
+    given = tuple_of(f"n{at}" for at in numbers)
     lines = f"outs = run({_tensors(tensors)}, {given})", f"return {_returned('outs[{}]', returned)}"
     return Steps(lines, {"run": run})
 
@@ -84,8 +87,12 @@ def steps_of_new(
     num_tensors: int,
     *,
     draws: bool = False,
+    number: str = "n{}",
 ) -> Steps:
-    """Allocate ``outputs`` on ``device``, launch, and return one of them, or a tuple of some; ``draws`` a seed behind the tensors."""
+    """Allocate ``outputs`` on ``device``, launch, and return one of them, or a tuple of some; ``draws`` a seed behind the tensors.
+
+    ``number`` is how the lines spell a number, by its slot.
+    """
     lines: list[str] = []
     names: dict[str, Any] = {"empty": empty_here(device)}
     for at, output in enumerate(outputs):
@@ -97,7 +104,7 @@ def steps_of_new(
             lines.append(f"r{at} = empty(shape{at}, strides{at}, dtype{at})")
             names |= {f"shape{at}": shape, f"strides{at}": strides, f"dtype{at}": dtype}
     written = [f"r{at}" for at in range(len(outputs))]
-    launching = _launching(launches, written, device, num_tensors if draws else None)
+    launching = _launching(launches, written, device, num_tensors if draws else None, number)
     return Steps((*lines, *launching.lines, f"return {_returned('r{}', returned)}"), {**names, **launching.names})
 
 
@@ -122,35 +129,69 @@ def runner_of(
 
     if any(launch.reads_host for launch in launches):
         return run
-    steps = steps_of_new(launches, outputs, device, range(len(outputs)), num_tensors)
+    steps = steps_of_new(launches, outputs, device, range(len(outputs)), num_tensors, number="numbers[{}]")
     lines = ["if current() != index: return elsewhere(tensors, numbers)"]
     lines += [f"{_tensors(range(num_tensors))} = tensors"] if num_tensors else []
     names = {"current": torch._C._cuda_getDevice, "index": device.index, "elsewhere": run}
     return define("def call(tensors, numbers):", Steps((*lines, *steps.lines), {**steps.names, **names}))
 
 
-def _launching(launches: Sequence[Launch], written: Sequence[str], device: torch.device, drawn: int | None) -> Steps:
+def _launching(launches: Sequence[Launch], written: Sequence[str], device: torch.device, drawn: int | None, number: str = "n{}") -> Steps:
     """All numbers before the first launch: one may be refused, and nothing is written then."""
-    names: dict[str, Any] = {}
-    lines, calls = [], []
-    for number, launch in enumerate(launches):
+    numbers, calls = _Numbers(number), []
+    lines, names = numbers.lines, numbers.names
+    for at, launch in enumerate(launches):
         plan = launch.plan
         tensors = [written[~tensor] if tensor < 0 else f"t{tensor}" for tensor, _ in plan.sources]
         tensors += [written[of] for of, _ in plan.targets] + ([] if plan.seed is None else [f"t{plan.seed}"])
-        slots = [parameter.given_slot for parameter in plan.program.scalars]
-        if None not in slots:
-            tensors += [f"numbers[{slot}]" for slot in slots]
-        else:
-            names |= {"find_words": scalar_words, f"plan{number}": plan}
-            lines.append(f"words{number} = find_words(plan{number}, numbers)")
-            tensors.append(f"*words{number}")
+        tensors += map(numbers.write, plan.program.scalars)
         launcher = _Launcher(launch, device.index)
-        names[f"launch{number}"] = Either(launcher.of_python, launcher.of_native)
-        calls.append(f"launch{number}({', '.join(tensors)})")
+        names[f"launch{at}"] = Either(launcher.of_python, launcher.of_native)
+        calls.append(f"launch{at}({', '.join(tensors)})")
     if drawn is not None:  # after what may be refused: that leaves the generator as it was
-        lines.append(f"t{drawn} = draw(device)")
-        names |= {"draw": draw_seed, "device": device}
+        lines.append(f"t{drawn} = empty(one, one, int64).random_(*seeds)")  # as `draw_seed`, whose seed it is
+        names |= {"empty": empty_here(device), "one": (1,), "int64": torch.int64, "seeds": SEEDS}
     return Steps((*lines, *calls), names)
+
+
+class _Numbers:
+    """Writes the lines that find what kernels are passed of numbers; those given are spelt ``number``, by their slots."""
+
+    def __init__(self, number: str) -> None:
+        self.lines: list[str] = []
+        self.names: dict[str, Any] = {}
+        self._number = number
+        self._known: dict[int, str] = {}
+
+    def write(self, parameter: ScalarParameter) -> str:
+        """The arguments that a number is; one of the usual kind and size costs no call."""
+        word, (low, high), tests = f"w{len(self.lines)}", parameter.limits, []
+        if not isinstance(parameter.value, HostInput):
+            tests.append(f"type({word}) is {self._name(parameter.kind)}")
+        if (low, high) != (-math.inf, math.inf):
+            tests.append(f"{self._name(low)} <= {word} <= {self._name(high)}")
+        self.lines.append(f"{word} = {self._text(parameter.value)}")
+        if tests:
+            checked = self._name(functools.partial(checked_number, parameter))
+            self.lines.append(f"if not ({' and '.join(tests)}): {word} = {checked}({word})")
+        return f"{word}.real, {word}.imag" if parameter.kind is complex else word
+
+    def _text(self, value: HostValue) -> str:
+        """As `evaluate_host`, but each call once, on a line of its own."""
+        if isinstance(value, HostInput):
+            return self._number.format(value.slot)
+        if not isinstance(value, HostCall):
+            return self._name(value)
+        if id(value) not in self._known:
+            called = f"{self._name(value.fn)}({', '.join(map(self._text, value.args))})"
+            self._known[id(value)] = f"h{len(self.lines)}"
+            self.lines.append(f"h{len(self.lines)} = {called}")
+        return self._known[id(value)]
+
+    def _name(self, constant: object) -> str:
+        name = f"host{len(self.names)}"
+        self.names[name] = constant
+        return name
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,17 +77,33 @@ def changed(owner, name, value):
 _GONE = object()
 
 
+def are_found(guards):
+    """As `native`'s guard finds them."""
+
+    def find(owner, name):
+        return owner() if name is None else owner[name] if type(owner) is dict else getattr(owner, name)
+
+    with contextlib.suppress(Exception):
+        return all(find(owner, name) is value for owner, name, value in guards)
+    return False
+
+
 def assert_follows(fn, owner, name, value):
     """The key differs while ``owner.name`` is ``value``, comes back with the old value, and stays as it is between changes."""
     captures = find_captures(fn)
     captures.check()
     before = captures.read()
     hash(before)
+    guards = captures.find_guards(before)
+    assert are_found(guards)
     with changed(owner, name, value):
+        assert not are_found(guards)
+        assert captures.find_guards(before) is None
         during = captures.read()
         assert during != before, f"{name} changed unseen"
         assert captures.read() == during == find_captures(fn).read()
     assert captures.read() == before == find_captures(fn).read()
+    assert are_found(captures.find_guards(before))
     with mock.patch.object(Captures, "_walk", side_effect=AssertionError("walked again though nothing changed")):
         assert captures.read() == before
 
@@ -502,6 +518,24 @@ def apply(x, settings):
 @pytest.mark.parametrize(("fn", "owner", "name", "value"), [case[1:] for case in FOLLOWED], ids=[case[0] for case in FOLLOWED])
 def test_a_changed_value_changes_the_key(fn, owner, name, value):
     assert_follows(fn, owner, name, value)
+
+
+def test_what_a_module_gives_when_asked_and_dicts_of_other_kinds_are_found_again():
+    lazy, outer = types.ModuleType("lazy"), torch.nn.Module()
+    lazy.__getattr__ = {"scale": 2.0}.__getitem__
+    outer._modules = collections.OrderedDict(inner=torch.nn.ReLU())
+
+    def fn(x):
+        return outer.inner(x) * lazy.scale
+
+    captures = find_captures(fn)
+    guards = captures.find_guards(captures.read())
+    assert are_found(guards)
+    with changed(outer._modules, "inner", torch.nn.Tanh()):
+        assert not are_found(guards)
+    with changed(lazy, "scale", 3.0):
+        assert not are_found(guards)
+    assert are_found(guards)
 
 
 def test_a_closure_follows_nonlocal_assignment():

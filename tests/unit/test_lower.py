@@ -510,3 +510,17 @@ def test_every_op_lowers_where_torch_has_it(numerics: Any) -> None:
             assert not re.search("[{}]", program.statements[-1].text), name
             lowered += 1
         assert lowered, name
+
+
+def test_limits_are_those_of_all_that_a_number_enters() -> None:
+    """Within them torch has nothing to say, and an int fits in 64 bits."""
+
+    def limits(function: Callable[..., Any], dtype: torch.dtype, kind: type) -> tuple[float, float]:
+        (scalar,) = lower(function, dtype, s=kind).scalars
+        return scalar.limits
+
+    assert limits(lambda x, s: x * s, i64, int) == limits(lambda x, s: x * s, f32, int) == (-(2**63), 2**63 - 1)
+    assert limits(lambda x, s: (x * s).clamp(max=s), i8, int) == (-128, 127)
+    assert limits(lambda x, s: x * s, f16, int) == limits(lambda x, s: x * s, f16, float) == (-65504.0, 65504.0)
+    assert limits(lambda x, s: x.float() * s + x * s, f16, float) == (-65504.0, 65504.0)
+    assert limits(lambda x, s: x * s, f64, float) == limits(lambda x, s: x * s, torch.complex64, complex) == (-math.inf, math.inf)

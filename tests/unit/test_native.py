@@ -20,7 +20,7 @@ import torch
 
 import wideload as wl
 from wideload import native
-from wideload.launch import DATA_PTR
+from wideload.launch import ADDRESS_OF
 from wideload.native import Either, NativeState, bind_names
 from wideload.shortcut import find_likeness
 from wideload.store import read_entry, write_entry
@@ -199,12 +199,14 @@ print("both")
 # ---- guards
 
 
-def guard(made: Any, *tensors: torch.Tensor, pairs: tuple[int, ...] = (), found: tuple[Any, ...] = ()) -> Callable[..., bool]:
+def guard(
+    made: Any, *tensors: torch.Tensor, pairs: tuple[int, ...] = (), found: tuple[Any, ...] = (), address_of: tuple[Any, ...] = ADDRESS_OF
+) -> Callable[..., bool]:
     likeness = find_likeness(tensors)
     assert likeness is not None
     phases = tuple(likeness.phases)
     made_guard: Callable[..., bool] = made.Guard(
-        check=likeness.check, data_ptr=DATA_PTR, phases=phases, access_bytes=16, pairs=pairs, found=found
+        check=likeness.check, address_of=address_of, phases=phases, access_bytes=16, pairs=pairs, found=found
     )
     return made_guard
 
@@ -224,6 +226,26 @@ def test_a_guard_asks_what_was_found(made: Any) -> None:
     assert is_alike(x) is True
     del owner.value, Owner.value
     assert is_alike(x) is False  # and raises nothing
+
+
+def test_a_guard_asks_a_dict_for_its_items(made: Any) -> None:
+    class Other(dict[str, Any]):
+        value = None
+
+    x, value = torch.ones(4), object()
+    items, other = {"value": value}, Other(value=value)
+    is_alike, of_other = (guard(made, x, found=((owner, "value", value),)) for owner in (items, other))
+    assert is_alike(x) is True
+    items["value"] = object()
+    assert is_alike(x) is False
+    del items["value"]
+    assert is_alike(x) is False
+    items["value"] = value
+    assert is_alike(x) is True
+    assert of_other(x) is False  # of any other kind of object its attribute
+    other.value = value
+    assert of_other(x) is True
+    assert guard(made, x, found=(({}, [], value),))(x) is False  # a key that none has
 
 
 def test_what_interrupts_is_raised(made: Any) -> None:
@@ -254,7 +276,7 @@ def test_a_guard_is_for_so_many_tensors(made: Any) -> None:
     with pytest.raises(ValueError, match="more than 64 tensors"):
         guard(made, *[torch.ones(4) for _ in range(65)])
     with pytest.raises(TypeError):
-        made.Guard(check=None, data_ptr=DATA_PTR, phases=("x",), access_bytes=16, pairs=(), found=())
+        made.Guard(check=None, address_of=ADDRESS_OF, phases=("x",), access_bytes=16, pairs=(), found=())
 
 
 def test_a_guard_in_a_circle_is_collected(made: Any) -> None:
@@ -293,7 +315,7 @@ def launcher(made: Any, driver: Driver, **changes: Any) -> Callable[..., None]:
         "config": struct.pack("7I4xQQI4x", 1, 1, 1, 128, 1, 1, 0, 0, 0, 0),
         "function": 77,
         "kept": driver,
-        "data_ptr": DATA_PTR,
+        "address_of": ADDRESS_OF,
         "stream_of": lambda device: 2**63 + device,
         "bind": lambda device: None,
         "refuse": lambda status: wl.DeviceError(f"refused: {status}"),
@@ -304,6 +326,52 @@ def launcher(made: Any, driver: Driver, **changes: Any) -> Callable[..., None]:
     }
     made_launcher: Callable[..., None] = made.Launcher(**{**given, **changes})
     return made_launcher
+
+
+def test_addresses_are_read_in_memory_of_plain_tensors_alone(made: Any) -> None:
+    """Of anything else torch is asked, which may raise."""
+
+    class Named(torch.Tensor):
+        pass
+
+    asked: list[Any] = []
+
+    def ask(tensor: Any) -> int:
+        asked.append(tensor)
+        return DATA_PTR(tensor)
+
+    DATA_PTR, read, *plain = ADDRESS_OF
+    assert read
+    x, store = torch.ones(4), torch.ones(64)
+    fast, slow = (ask, read, *plain), (ask, 0, *plain)
+    for tensor in (x, store[3:7], torch.nn.Parameter(x), store.view(8, 8).t(), torch.empty(0), x.as_subclass(Named)):
+        for address_of in (fast, slow):
+            driver = Driver(6)
+            launcher(made, driver, address_of=address_of)(tensor, tensor, 1, 0.5)
+            assert driver.calls[0][0][:2] == [tensor.data_ptr(), tensor.data_ptr() + 8]
+            assert len(asked) == (2 if address_of is slow or type(tensor) is Named else 0)
+            asked.clear()
+    with pytest.raises(TypeError):
+        launcher(made, Driver(6), address_of=fast)(x, None, 1, 0.5)
+    for wrong in ((), (DATA_PTR, read), (DATA_PTR, None, *plain), (DATA_PTR, read, x, x)):
+        with pytest.raises(TypeError):
+            launcher(made, Driver(6), address_of=wrong)
+
+
+def test_a_guard_reads_addresses_of_what_is_alike(made: Any) -> None:
+    x, store = torch.ones(4), torch.ones(64)
+    asked: list[Any] = []
+
+    def ask(tensor: torch.Tensor) -> int:
+        asked.append(tensor)
+        return tensor.data_ptr()
+
+    is_alike = guard(made, store[:4], address_of=(ask, *ADDRESS_OF[1:]))
+    assert [is_alike(store[at : at + 4]) for at in (4, 5, 8)] == [True, False, True]
+    meta = x.to("meta")
+    assert is_alike(meta) is False
+    assert torch.func.vmap(lambda row: row * is_alike(row))(torch.ones(2, 4)).tolist() == [[0] * 4] * 2  # it has no address
+    assert not asked
 
 
 def bits(number: float) -> int:
@@ -384,13 +452,22 @@ def test_what_binding_raises_comes_before_the_launch(made: Any) -> None:
 
 
 def test_nothing_leaks(made: Any) -> None:
-    x, y = torch.ones(4), torch.ones(4)
-    launch, is_alike = launcher(made, Driver(6)), guard(made, x, y)
-    objects = x, y, DATA_PTR, None, True, False
+    class Owner:
+        value = object()
+
+    x, y, items, missing = torch.ones(4), torch.ones(4), {"value": object()}, {"": object()}
+    found = (items, "value", items["value"]), (Owner, "value", Owner.value), (lambda: items, None, items)
+    launch, is_alike = launcher(made, Driver(6)), guard(made, x, y, found=found)
+    are_gone = [guard(made, x, y, found=(other,)) for other in ((missing, "value", None), (Owner, "other", None), (items, "value", x))]
+    objects = x, y, *ADDRESS_OF, None, True, False, items, missing, Owner, items["value"], Owner.value, *are_gone
     before = [sys.getrefcount(each) for each in objects]
     for _ in range(1000):
         launch(x, y, 7, 0.5)
-        is_alike(x, y)
+        assert is_alike(x, y)
         is_alike(y, x[:2])
+        assert not any(gone(x, y) for gone in are_gone)
+        for wrong in ((x, y, 7, None), (x, None, 7, 0.5), (x, y, 2**63, 0.5)):
+            with pytest.raises((TypeError, OverflowError)):
+                launch(*wrong)
     after = [sys.getrefcount(each) for each in objects]
     assert all(abs(now - then) < 100 for now, then in zip(after, before, strict=True))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -36,10 +38,10 @@ def tensors() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(64, 48), torch.randn(48, 64).t()
 
 
-def found(num_tensors: int, *, into: bool = False) -> Callable[[], Steps]:
+def found(num_tensors: int, num_numbers: int = 0, *, into: bool = False) -> Callable[[], Steps]:
     """Return what a call is taken apart into."""
-    tensors = [f"t{at}" for at in range(num_tensors)] + ["out"] * into
-    return lambda: Steps((f"return {tuple_of(tensors)}, numbers",))
+    tensors, numbers = [f"t{at}" for at in range(num_tensors)] + ["out"] * into, [f"n{at}" for at in range(num_numbers)]
+    return lambda: Steps((f"return {tuple_of(tensors)}, {tuple_of(numbers)}",))
 
 
 def circumstances(function: Callable[..., Any] = scaled) -> tuple[Found, ...]:
@@ -55,7 +57,14 @@ def lay(args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, function: C
     given = [value for value in values if isinstance(value, torch.Tensor)]
     numbers = [value for value in values if type(value) in (int, float, complex)]
     shortcut = find_shortcut(
-        args, kwargs, None, given, numbers, kinds_of(values, [False] * len(values)), circumstances(function), found(len(given))
+        args,
+        kwargs,
+        None,
+        given,
+        numbers,
+        kinds_of(values, [False] * len(values)),
+        circumstances(function),
+        found(len(given), len(numbers)),
     )
     assert shortcut is not None
     return shortcut
@@ -210,7 +219,7 @@ def lay_out_of(x: torch.Tensor, y: torch.Tensor) -> Shortcut | None:
 
 def test_static_numbers_are_what_they_were() -> None:
     x, y = tensors()
-    shortcut = find_shortcut((x, y, 0.0, 3), {}, None, [x, y], [3], ["t", "t", "c", "n"], circumstances(), found(2))
+    shortcut = find_shortcut((x, y, 0.0, 3), {}, None, [x, y], [3], ["t", "t", "c", "n"], circumstances(), found(2, 1))
     assert shortcut is not None
     assert shortcut((x, y, 0.0, 3), {})[1] == (3,)
     assert shortcut((x, y, 0.0, 4), {})[1] == (4,)
@@ -247,7 +256,7 @@ def test_circumstances(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert not misses()
     with torch.no_grad():
-        assert misses()
+        assert not misses()  # none of the tensors wants a gradient
     with forward_ad.dual_level():
         assert misses()
     with torch.autocast("cpu"):
@@ -271,6 +280,44 @@ def test_circumstances(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lay((x, y))((x, y), {}) is not MISSED
     monkeypatch.setattr(scaled, "__defaults__", (2.0,))
     assert misses()
+
+
+@pytest.mark.parametrize("wanting", ["x", "out"])
+def test_gradients_are_on_or_off_as_they_were_where_one_is_wanted(wanting: str) -> None:
+    x, out = torch.randn(8).requires_grad_(wanting == "x"), torch.zeros(8).requires_grad_(wanting == "out")
+    for is_on in (True, False):
+        with torch.set_grad_enabled(is_on):
+            shortcut = find_shortcut((x,), {}, out, [x], [], ["t"], circumstances(), found(1, into=True))
+        assert shortcut is not None
+        for is_now in (True, False):
+            with torch.set_grad_enabled(is_now):
+                assert (shortcut((x,), {}, out) is not MISSED) is (is_now is is_on)
+
+
+def test_what_a_function_captures_is_looked_for_where_it_was() -> None:
+    """A name of a module, an attribute, a method, what is not there: what is gone or another is missed, and what comes back is taken."""
+    holder, module = types.SimpleNamespace(scale=2.0, inner=types.SimpleNamespace(shift=1.0)), types.ModuleType("constants")
+    vars(module).update(factor=3.0, __getattr__=lambda name: 3.0)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x * holder.scale + holder.inner.shift + module.factor if SCALE else x * ABSENT  # type: ignore[name-defined]  # noqa: F821
+
+    x = torch.randn(8)
+    shortcut = lay((x,), function=f)
+    for owner, name, other in ((holder, "scale", 3.0), (holder.inner, "shift", None), (module, "factor", 4.0), (holder, "inner", holder)):
+        kept = vars(owner)[name]
+        for change in (functools.partial(setattr, owner, name, other), functools.partial(delattr, owner, name)):
+            assert shortcut((x,), {}) is not MISSED
+            change()
+            assert shortcut((x,), {}) is MISSED
+            setattr(owner, name, kept)
+    assert shortcut((x,), {}) is not MISSED
+    globals()["ABSENT"] = 1.0
+    try:
+        assert shortcut((x,), {}) is MISSED
+    finally:
+        del globals()["ABSENT"]
+    assert shortcut((x,), {}) is not MISSED
 
 
 @pytest.mark.parametrize("values", [(torch.ones(3), [1, 2]), (torch.ones(3), torch.Size([3])), (torch.empty(0), 1.0)])

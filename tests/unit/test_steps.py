@@ -15,7 +15,8 @@ import torch.nn.functional as F
 import wideload as wl
 from wideload import execute, steps
 from wideload.execute import Launch, Output
-from wideload.launch import DATA_PTR
+from wideload.launch import ADDRESS_OF
+from wideload.random import draw_seed
 from wideload.replay import NodeLayout
 from wideload.steps import Steps, define, run_steps, runner_of, steps_into, steps_of_new
 
@@ -55,7 +56,7 @@ class Kernel:
             config=struct.pack("7I4xQQI4x", 12, 1, 1, 256, 1, 1, 64, 0, 0, 0),
             function=77,
             kept=driver,
-            data_ptr=DATA_PTR,
+            address_of=ADDRESS_OF,
             stream_of=torch._C._cuda_getCurrentRawStream,
             bind=steps.bind_context,
             refuse=lambda status: wl.DeviceError(f"the driver did not launch a kernel: invalid argument ({status})"),
@@ -87,7 +88,7 @@ def output(dtype: torch.dtype, *shape: int) -> Output:
 
 def call(of: Steps, *tensors: torch.Tensor, numbers: tuple[Any, ...] = (), out: torch.Tensor | None = None) -> Any:
     """What the steps return of arguments that a shortcut has taken apart."""
-    lines = [f"t{at} = tensors[{at}]" for at in range(len(tensors))]
+    lines = [f"t{at} = tensors[{at}]" for at in range(len(tensors))] + [f"n{at} = numbers[{at}]" for at in range(len(numbers))]
     return define("def call(tensors, numbers, out):", Steps((*lines, *of.lines), of.names))(tensors, numbers, out)
 
 
@@ -135,12 +136,31 @@ def test_what_is_written_into_counts_as_changed() -> None:
 
 
 def test_a_seed_is_drawn_behind_the_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    seed = torch.tensor([5])
-    monkeypatch.setattr(steps, "draw_seed", lambda device: seed)
+    """That of `draw_seed`, by the same generator; where a number is refused none is drawn."""
+    made: list[torch.Tensor] = []
+
+    def empty(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
+        made.append(torch.empty_strided(shape, strides, dtype=dtype))
+        return made[-1]
+
+    monkeypatch.setattr(execute, "_EMPTY", empty)
     x, out = torch.ones(64), torch.zeros(64)
     prepared, log = launches(wl.fuse(lambda x: F.dropout(x, 0.25), name="f"), x)
+    torch.manual_seed(3)
+    want = [draw_seed(CPU) for _ in range(2)]
+    torch.manual_seed(3)
     call(steps_into(prepared, CPU, 1, draws=True), x, out=out)
-    assert log[0][0][:3] == (x.data_ptr(), out.data_ptr(), seed.data_ptr())
+    result = call(steps_of_new(prepared, [output(torch.float32, 64)], CPU, 0, 1, draws=True), x)
+    first, _, second = made
+    assert [arguments[:3] for arguments, _ in log] == [
+        (x.data_ptr(), written.data_ptr(), seed.data_ptr()) for written, seed in ((out, first), (result, second))
+    ]
+    assert [(seed.dtype, seed.tolist()) for seed in (first, second)] == [(seed.dtype, seed.tolist()) for seed in want]
+    prepared, _ = launches(wl.fuse(lambda x, p: F.dropout(x, p), name="f"), x, 0.5)
+    state = torch.get_rng_state()
+    with pytest.raises(wl.RangeError):
+        call(steps_into(prepared, CPU, 1, draws=True), x, numbers=(1.5,), out=out)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_a_number_is_refused_before_anything_is_launched() -> None:
@@ -152,6 +172,62 @@ def test_a_number_is_refused_before_anything_is_launched() -> None:
     assert not log
     call(of, x, numbers=(2**63 - 1,))
     assert log[1][0][-1] == 2**63 - 1
+
+
+def words(f: Callable[..., Any], x: torch.Tensor, traced: tuple[Any, ...], *given: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """What kernels are passed of these numbers, where the function was traced with others; by both ways that launch alike."""
+    prepared, log = launches(wl.fuse(f, name="f"), x, *traced)
+    outputs = [output(x.dtype, *x.shape)]
+    of, run = steps_of_new(prepared, outputs, CPU, 0, 1), runner_of(prepared, outputs, CPU, 1)
+    for numbers in given:
+        call(of, x, numbers=numbers)
+        run([x], numbers)
+    skipped = 2 + len(prepared[0].plan.sizes)
+    found = [arguments[skipped:] for arguments, _ in log]
+    assert repr(found[::2]) == repr(found[1::2])
+    return found[::2]
+
+
+INF, NAN = float("inf"), float("nan")
+
+
+def test_numbers_are_passed_as_they_are() -> None:
+    x = torch.ones(64)
+    floats = [0.5, -0.0, 3.4e38, 1e300, -INF, NAN]
+    assert repr(words(lambda x, s: x * s, x, (2.0,), *[(s,) for s in floats])) == repr([(s,) for s in floats])
+    assert words(lambda x, n: x * n, x, (2,), (7,), (-(2**63),)) == [(7,), (-(2**63),)]
+    assert words(lambda x, n: x * n, x.to(torch.int8), (2,), (300,)) == [(300,)]
+    assert words(lambda x, c: x * c, x.to(torch.complex64), (2j,), (1 - 0.5j,), (complex(INF, 0),)) == [(1, -0.5), (INF, 0)]
+    assert words(lambda x, s, t: x * t + s, x, (2.0, 3.0), (0.25, 0.5)) == [(0.5, 0.25)]
+
+
+def test_numbers_made_of_numbers_are_worked_out_at_each_call() -> None:
+    x = torch.ones(64)
+    assert words(lambda x, s, n: x * (1 - s) ** n, x, (0.5, 2), (0.25, 3), (2.0, 2)) == [(0.421875,), (1.0,)]
+    assert words(lambda x, n: x * (n / 4), x, (3,), (2,), (2**70,)) == [(0.5,), (2.0**68,)]
+
+    def long(x: torch.Tensor, s: float) -> torch.Tensor:
+        for _ in range(10):
+            s = s + s  # one number twice, worked out once
+        for _ in range(210):  # more than brackets may be nested
+            s = s * 0.5
+        return x * s
+
+    assert words(long, x, (2.0,), (1.0,)) == [(2.0**-200,)]
+    assert len(steps_of_new(launches(wl.fuse(long), x, 2.0)[0], [output(x.dtype, 64)], CPU, 0, 1).lines) < 230
+
+
+def test_a_number_that_is_another_kind_now_is_taken_or_refused() -> None:
+    x = torch.ones(64)
+    assert words(lambda x, s, n: x * s**n, x, (0.5, 2), (0.5, -1)) == [(2.0,)]
+    with pytest.raises(wl.TraceError, match=r"was an int when the function was traced and is now 0\.5"):
+        words(lambda x, n: x * 2**n, x, (2,), (-1,))
+    with pytest.raises(ZeroDivisionError):
+        words(lambda x, s: x * (1 / s), x, (2.0,), (0.0,))
+    with pytest.raises(wl.TraceError, match="does not fit in 64 bits"):
+        words(lambda x, n: x * (n * n), x, (2,), (2**40,))
+    with pytest.raises(wl.DtypeError, match="without overflow"):
+        words(lambda x, n: x.clamp(max=n), x.to(torch.uint8), (2,), (300,))
 
 
 def test_a_refused_launch_is_told() -> None:
@@ -178,6 +254,5 @@ def test_calls_of_other_sizes_have_the_same_lines() -> None:
     f = wl.fuse(lambda x: x + 1, name="f")
     of = [steps_of_new(launches(f, torch.ones(n))[0], (output(torch.float32, n),), CPU, 0, 1) for n in (64, 128)]
     assert of[0].lines == of[1].lines
-    assert run_steps(print, (1, 0), range(2)).lines == ("outs = run((t0, t1, ), numbers)", "return (outs[1], outs[0], )")
-    turned = run_steps(print, 0, (2, 0), (1, 0)).lines
-    assert turned == ("outs = run((t2, t0, ), (numbers[1], numbers[0], ))", "return outs[0]")
+    assert run_steps(print, (1, 0), range(2), ()).lines == ("outs = run((t0, t1, ), ())", "return (outs[1], outs[0], )")
+    assert run_steps(print, 0, (2, 0), (1, 0)).lines == ("outs = run((t2, t0, ), (n1, n0, ))", "return outs[0]")
