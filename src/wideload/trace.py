@@ -42,7 +42,7 @@ from wideload.expr import (
     Viewed,
 )
 from wideload.layout import broadcast_shapes, contiguous_strides
-from wideload.ops_table import OPS, SPELLINGS, Call, Op, to_format
+from wideload.ops_table import OPS, SPELLINGS, Call, Op, Sized, to_format
 from wideload.promotion import infer_dtype, sample_of
 from wideload.reductions import REDUCTIONS, Reduction
 from wideload.structure import map_structure
@@ -126,7 +126,9 @@ def trace_function(fn: Callable[..., Any], name: str, args: Any, kwargs: Any) ->
     seen: dict[int, int] = {}
     result = map_structure(lambda leaf: tracer.leave(leaf, outputs, seen), returned)
     loads = tuple(node for node in tracer.nodes if isinstance(node, Load))
-    return Traced(Expr(name, loads, tuple(tracer.nodes), tuple(outputs), tuple(tracer.same_shapes)), result, tracer.reads_sizes)
+    return Traced(
+        Expr(name, loads, tuple(tracer.nodes), tuple(outputs), tuple(tracer.same_shapes), tuple(tracer.alike)), result, tracer.reads_sizes
+    )
 
 
 def index(dim: int) -> torch.Tensor:
@@ -606,6 +608,7 @@ class _Tracer:
         self._aliased: set[int] = set()  # nodes that views were taken of
         self._unrecorded: set[int] = set()  # nodes without a gradient, since the function had turned gradients off
         self.same_shapes: list[tuple[int, int]] = []  # what was stored in place, and where
+        self.alike: list[tuple[int, int]] = []  # what torch takes in one shape alone
 
     # -- arguments and results
 
@@ -811,15 +814,26 @@ class _Tracer:
             if isinstance(error, TraceError):
                 raise TraceError(f"{error} (at {_user_location()})") from None
             _refuse(f"{_spelled(func)}: {error}", "Call it as torch documents it")
+        except LayoutError as error:
+            raise self._misfit(str(error) if " (at " in str(error) else f"{_spelled(func)}: {error} (at {_user_location()})") from None
         return map_structure(self._evaluate, spelled)
 
     def _evaluate(self, tree: Any) -> Any:
         if isinstance(tree, Bits):
             self._num_draws += 1
             return _Tensor(self._add(Draw(tree.like._node, tree.bits, self._num_draws - 1, len(tree.like._shape))), tree.like._shape)
+        if isinstance(tree, Sized):
+            return self._sized(self._evaluate(tree.tree), tree.like, tree.what)
         if not isinstance(tree, Call):
             return tree
         return self._apply(tree.op, tuple(self._evaluate(operand) for operand in tree.operands))
+
+    def _sized(self, value: Any, like: Any, what: str) -> Any:
+        if isinstance(value, _Tensor) and isinstance(like, _Tensor):
+            if value._shape != like._shape:
+                raise self._misfit(f"{what} has shape {value._shape}, and must have the input's, {like._shape} (at {_user_location()}).")
+            self.alike.append((value._node, like._node))
+        return value
 
     def _apply(self, op: Op, operands: tuple[Any, ...]) -> _Tensor:
         numbers = tuple(self._operand(op, operand) for operand in operands)
