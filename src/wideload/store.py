@@ -6,6 +6,7 @@ Knows folders and files, never what the bytes mean. No fault of the disk is rais
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import hashlib
 import os
@@ -15,7 +16,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import BinaryIO, Literal, NamedTuple
 
 __all__ = [
     "DIGEST_BYTES",
@@ -27,7 +28,9 @@ __all__ = [
     "inspect_folder",
     "max_bytes",
     "named_path",
+    "open_file",
     "read_entry",
+    "read_file",
     "write_entry",
     "write_whole",
 ]
@@ -105,6 +108,25 @@ def named_path(text: str) -> Path:
     return path
 
 
+def open_file(path: Path) -> BinaryIO:
+    """Open a file to be read. Raises ``OSError``, also for what is no regular file: a pipe would be waited for, a device may never end."""
+    return open(path, "rb", opener=_open_regular)
+
+
+def _open_regular(path: str, flags: int) -> int:
+    handle = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    if stat.S_ISREG(os.fstat(handle).st_mode):
+        return handle
+    os.close(handle)
+    raise OSError(errno.EINVAL, "it is no regular file", path)
+
+
+def read_file(path: Path) -> bytes:
+    """Return what a file holds. Raises ``OSError`` as `open_file` does."""
+    with open_file(path) as file:
+        return file.read()
+
+
 def max_bytes() -> int:
     """Return ``$WIDELOAD_CACHE_MAX_BYTES``, 1 GiB where it is unset or no number."""
     with contextlib.suppress(ValueError):
@@ -121,7 +143,7 @@ def read_entry(key: str, kind: Kind = "cubins") -> bytes | None:
         _refuse_foreign(folder)
         entries = folder / kind
         _sweep_once(entries / _TEMPORARY)
-        with (entries / f"{key}{_SUFFIXES[kind]}").open("rb") as file:
+        with open_file(entries / f"{key}{_SUFFIXES[kind]}") as file:
             if _writer_fault(os.fstat(file.fileno())):  # it was left while others could write to the folder
                 return None
             content = file.read()

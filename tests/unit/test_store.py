@@ -10,12 +10,14 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
 from wideload import store
+from wideload.cache import read_stored
 from wideload.store import cache_folder, clear_entries, inspect_folder, max_bytes, read_entry, write_entry
 
 A, B, C, D = (digit * 64 for digit in "abcd")
@@ -79,6 +81,46 @@ def test_a_folder_in_the_place_of_an_entry_costs_a_warning(folder: Path) -> None
         assert read_entry(A) is None
     write_entry(A, b"code")
     assert parts(folder) == []
+
+
+PLACES: dict[str, Callable[[Path], object]] = {
+    "a pipe": os.mkfifo,
+    "a folder": Path.mkdir,
+    "a device": lambda path: path.symlink_to(os.ttyname(os.openpty()[1])),
+    "a link to nowhere": lambda path: path.symlink_to(path.parent / "nowhere"),
+    "unreadable": lambda path: path.touch(mode=0o200),
+}
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.filterwarnings("ignore:wideload keeps compiled kernels in memory only")
+def test_what_is_no_file_in_the_place_of_one_is_a_missing_entry_and_nothing_waits_for_it(folder: Path, place: str) -> None:
+    write_entry(A, b"code")
+    file_of(folder, A).unlink()
+    PLACES[place](file_of(folder, A))
+    PLACES[place](folder / "cubins" / "tmp" / "x.part")
+    store._sweep_once.cache_clear()
+    assert read_entry(A) is None
+    assert [read_stored(entry) for entry in inspect_folder().entries] == ([] if place == "a folder" else [None])
+    write_entry(A, b"code")
+    assert read_entry(A) == (None if place == "a folder" else b"code")
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", ["", "cubins", "cubins/tmp"])
+@pytest.mark.filterwarnings("ignore:wideload keeps compiled kernels in memory only")
+def test_what_is_no_folder_in_the_place_of_one_keeps_nothing_and_nothing_waits_for_it(folder: Path, name: str, place: str) -> None:
+    if place == "a folder":
+        return
+    (folder / name).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    PLACES[place](folder / name)
+    store._sweep_once.cache_clear()
+    assert read_entry(A) is None
+    write_entry(A, b"code")
+    assert read_entry(A) is None
+    assert inspect_folder().entries == ()
 
 
 def test_a_folder_that_is_called_like_an_entry_is_nobodys_entry(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
