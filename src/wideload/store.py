@@ -29,6 +29,7 @@ __all__ = [
     "max_bytes",
     "named_path",
     "open_file",
+    "own_environment",
     "read_entry",
     "read_file",
     "write_entry",
@@ -96,16 +97,31 @@ def cache_folder() -> Path | None:
 
 def built_folders() -> tuple[Path, ...]:
     """Return the folders that ``$WIDELOAD_BUILT_DIR`` names, with ``:`` between them as in ``$PATH``."""
-    named = os.environ.get("WIDELOAD_BUILT_DIR", "")
-    return tuple(named_path(name) for name in named.split(os.pathsep) if name)
+    return tuple(named_path(name) for name in os.environ.get("WIDELOAD_BUILT_DIR", "").split(os.pathsep) if name)
 
 
 def named_path(text: str) -> Path:
-    """Return the absolute path that ``text`` is, ``~`` expanded; as it stands where no user is called so or the working folder is gone."""
+    """Return the absolute path that ``text`` is, ``~`` expanded where there is such a user; as it stands where the working folder is gone.
+
+    What is relative is of the folder that the process was in when it met this text first: when wideload was imported, for what
+    the environment held then.
+    """
     path = Path(os.path.expanduser(text))
     with contextlib.suppress(FileNotFoundError):
-        return path.absolute()
+        return _as_first_met(path)
     return path
+
+
+@functools.cache
+def _as_first_met(path: Path) -> Path:
+    return path.absolute()
+
+
+def own_environment() -> dict[str, str]:
+    """The environment, for a process that is to find what this one finds, whatever folder either is in."""
+    named = {name: str(named_path(text)) for name in ("WIDELOAD_CACHE_DIR", "WIDELOAD_TUNING") if (text := os.environ.get(name))}
+    built = os.pathsep.join(map(str, built_folders()))
+    return {**os.environ, **named, **({"WIDELOAD_BUILT_DIR": built} if built else {})}
 
 
 def open_file(path: Path) -> BinaryIO:
@@ -325,3 +341,6 @@ def _warn_once(folder: Path, error: OSError) -> None:
         )
         with contextlib.suppress(RuntimeWarning):  # also where warnings are errors, the cache fails no call
             warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+own_environment()  # meets what is named there

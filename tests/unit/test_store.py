@@ -31,6 +31,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("WIDELOAD_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(store, "_has_warned", False)
     store._sweep_once.cache_clear()
+    store._as_first_met.cache_clear()
     return tmp_path / "cache"
 
 
@@ -216,6 +217,27 @@ def test_a_folder_that_has_no_absolute_path_fails_no_call(monkeypatch: pytest.Mo
     monkeypatch.setenv("WIDELOAD_CACHE_DIR", "own")
     write_entry(A, b"code")
     assert (read_entry(A), clear_entries(), inspect_folder().entries) == (None, (), ())
+
+
+def test_a_relative_name_keeps_its_meaning_when_the_process_moves(tmp_path: Path) -> None:
+    """Named before the process began, or by itself; an unchanged name is not asked anew where it is later."""
+    program = """
+import os
+import wideload
+from wideload import store, tuned
+os.chdir("elsewhere")
+print(store.cache_folder(), *store.built_folders(), tuned.tuned_path())
+os.environ["WIDELOAD_CACHE_DIR"] = "own"
+print(store.cache_folder())
+os.chdir("..")
+print(store.cache_folder(), *(store.own_environment()[f"WIDELOAD_{name}"] for name in ("CACHE_DIR", "BUILT_DIR", "TUNING")))
+"""
+    (tmp_path / "elsewhere").mkdir()
+    named = {"WIDELOAD_CACHE_DIR": "cache", "WIDELOAD_BUILT_DIR": "a:b/../c:/d", "WIDELOAD_TUNING": "~none/t.json"}
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=os.environ | named, capture_output=True, text=True, check=True)
+    cache, built, tuning = tmp_path / "cache", [str(tmp_path / "a"), str(tmp_path / "b/../c"), "/d"], tmp_path / "~none/t.json"
+    own = tmp_path / "elsewhere" / "own"
+    assert done.stdout.splitlines() == [f"{cache} {' '.join(built)} {tuning}", str(own), f"{own} {own} {':'.join(built)} {tuning}"]
 
 
 def test_a_user_who_is_not_there_has_no_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
