@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from wideload.dtypes import DTYPES, Kind
 from wideload.errors import LayoutError, TraceError
 
-__all__ = ["OPS", "SPELLINGS", "Call", "Op", "OperandType", "Sized", "Spelling", "call", "to_format"]
+__all__ = ["OPS", "SPELLINGS", "UNRECORDED", "Call", "Op", "OperandType", "Sized", "Spelling", "call", "to_format"]
 
 OperandType = Literal["result", "common", "bool", "own", "shape"]
 """What an operand is converted to before the op computes.
@@ -70,6 +70,11 @@ class Op:
     makes_channels_last: bool = False
     is_alias: bool = False
     steady: str | None = None
+
+    @property
+    def may_be_operand(self) -> bool:
+        """Whether torch returns the operand itself where it has the format already."""
+        return self.keeps_format and (self.makes_contiguous or self.makes_channels_last)
 
 
 @dataclass(frozen=True)
@@ -345,13 +350,31 @@ for _format, (_name, _rank) in _FORMATS.items():
         )
 
 
-def to_format(input: Any, memory_format: torch.memory_format, *, copies: bool) -> Call:
+def _unrecorded(op: Op, method: Callable[..., Any], memory_format: torch.memory_format, rank: int | None) -> Op:
+    @torch.no_grad()
+    def function(input: Any) -> Any:
+        return method(input, memory_format=memory_format) if rank in (None, input.ndim) else input
+
+    return replace(op, name=f"{op.name}_unrecorded", torch=function)
+
+
+UNRECORDED = {
+    (method, name): _unrecorded(OPS[name], method, memory_format, rank)
+    for method in (torch.Tensor.contiguous, torch.Tensor.to)
+    for memory_format, (name, rank) in _FORMATS.items()
+}
+"""The rows where gradients are off: a tensor that has the format keeps its gradient, a copy has none. Torch can tell, and no rule."""
+
+
+def to_format(input: Any, memory_format: torch.memory_format, *, copies: bool, method: Callable[..., Any] = torch.Tensor.to) -> Call:
     """``input`` in a memory format other than ``preserve_format``; with ``copies`` a new tensor also where it has it."""
     if memory_format not in _FORMATS:
         raise TypeError(f"the memory format is {memory_format}; allowed: {', '.join(map(str, _FORMATS))}")
     name, rank = _FORMATS[memory_format]
     if rank not in (None, input.ndim):
         raise TypeError(f"{memory_format} is for tensors of {rank} dims, got one of {input.ndim}")
+    if not copies and not torch.is_grad_enabled():
+        return Call(UNRECORDED[method, name], (input,))
     return call(f"clone_{name}" if copies else name, input)
 
 
@@ -370,7 +393,7 @@ def _clone(input: Any, *, memory_format: torch.memory_format = torch.preserve_fo
 
 @_spells("contiguous")
 def _contiguous(input: Any, *, memory_format: torch.memory_format = torch.contiguous_format) -> Call:
-    return to_format(input, memory_format, copies=False)
+    return to_format(input, memory_format, copies=False, method=torch.Tensor.contiguous)
 
 
 @_spells("alias_copy")

@@ -42,7 +42,7 @@ from wideload.expr import (
     Viewed,
 )
 from wideload.layout import broadcast_shapes, contiguous_strides
-from wideload.ops_table import OPS, SPELLINGS, Call, Op, Sized, to_format
+from wideload.ops_table import OPS, SPELLINGS, UNRECORDED, Call, Op, Sized, to_format
 from wideload.promotion import infer_dtype, sample_of
 from wideload.reductions import REDUCTIONS, Reduction
 from wideload.structure import map_structure
@@ -658,7 +658,7 @@ class _Tracer:
         if torch.is_autocast_enabled("cpu" if self.device.type == "cpu" else "cuda"):
             _refuse("torch.autocast has no effect inside a fused function", "Convert with .to(dtype), and leave it out")
         result = self._call(func, leaves, args, kwargs)
-        return result if self._is_operand(result) else self.recorded(result, leaves)
+        return result if self._is_operand(result) or self._may_be_operand(result) else self.recorded(result, leaves)
 
     def recorded(self, result: Any, operands: list[Any]) -> Any:
         """What a call returned; where the function has turned gradients off, what is new of it has none."""
@@ -708,9 +708,7 @@ class _Tracer:
             if kwargs.pop("inplace", False) is True:
                 return self._assign(args[0], self._spell(func, spelling, args, kwargs), _spelled(func))
             result = self._spell(func, spelling, args, kwargs)
-            if name == "contiguous" or (isinstance(result, _Tensor) and self._is_alias(result._node)):
-                self._aliased.update((args[0]._node, result._node))
-            return result
+            return self._sharing(result)
         functional = _functional_form(func)
         if functional is not None:
             return self._assign(args[0], self._spell(func, SPELLINGS[functional], args, kwargs), _spelled(func))
@@ -794,6 +792,20 @@ class _Tracer:
     def _is_alias(self, number: int) -> bool:
         node = self.nodes[number]
         return isinstance(node, Apply) and node.op.is_alias
+
+    def _sharing(self, result: Any) -> Any:
+        """``result``, noted where its memory is that of its operand, or may be."""
+        node = self.nodes[result._node] if isinstance(result, _Tensor) else None
+        if isinstance(node, Apply) and (node.op.is_alias or node.op.may_be_operand):
+            self._aliased.update((node.operands[0], result._node))
+        return result
+
+    def _may_be_operand(self, result: Any) -> bool:
+        """Whether the row itself says where a gradient ends, of what has a memory format or is copied."""
+        if not isinstance(result, _Tensor) or isinstance(result, _Coordinates):
+            return False
+        node = self.nodes[result._node]
+        return isinstance(node, Apply) and node.op in UNRECORDED.values()
 
     def _is_operand(self, result: Any) -> bool:
         """Whether torch returns the very operand: for ``+x``, and for the real part or the conjugate of what is real."""
@@ -905,7 +917,7 @@ class _Tracer:
             return result
         if result is tensor and memory_format == torch.contiguous_format and len(result._shape) not in (4, 5):
             return result  # torch looks at no strides but those of channels_last
-        return self._spell(func, to_format, (result, memory_format), {"copies": result is not tensor})
+        return self._sharing(self._spell(func, to_format, (result, memory_format), {"copies": result is not tensor}))
 
     def _to(self, func: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any) -> Any:
         wanted = [*args, *(kwargs[key] for key in ("dtype", "other") if key in kwargs)]
@@ -967,7 +979,7 @@ class _Tracer:
             raise TraceError(f"{error} (at {_user_location()})") from None
         if name in ("H", "mH", "adjoint") and self.dtype(tensor).is_complex:
             return self.call(torch.conj, views, {})
-        return views if recorded.is_tuple else views[0]
+        return views if recorded.is_tuple else views[0] if views else tensor
 
     def index(self, tensor: _Tensor, index: Any) -> _Tensor:
         """The view that ``tensor[index]`` is."""
