@@ -1343,7 +1343,7 @@ SPELLINGS[torch.prelu] = _prelu
 def _rrelu(input: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False) -> Any:
     if training:
         raise TraceError("rrelu(training=True) draws random slopes. Only training=False, with their mean, is fused.")
-    return SPELLINGS[F.leaky_relu](input, (lower + upper) / 2, inplace)
+    return call("clone_contiguous", SPELLINGS[F.leaky_relu](input, (lower + upper) / 2, inplace))
 
 
 # ---- losses, element by element

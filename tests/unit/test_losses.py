@@ -98,6 +98,7 @@ def test_gates_and_slopes() -> None:
     assert wl.fuse(lambda x, w: F.prelu(x, w))(image, slopes).tolist() == [[[-1.0, -0.25, 0.0], [0.25, 1.5, 3.0]]]
     assert wl.fuse(lambda x, w: F.prelu(x, w))(X, slopes[:1]).tolist() == [-1.0, -0.25, 0.0, 0.25, 1.5, 3.0]
     assert wl.fuse(lambda x: F.rrelu(x, 0.25, 0.75))(X).tolist() == [-1.0, -0.25, 0.0, 0.25, 1.5, 3.0]
+    assert wl.fuse(lambda x: F.rrelu(x))(X.view(2, 3).t()).stride() == F.rrelu(X.view(2, 3).t()).stride() == (2, 1)
     with pytest.raises(wl.TraceError, match="random slopes"):
         wl.fuse(lambda x: F.rrelu(x, training=True))(X)
 
