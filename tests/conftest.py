@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -22,6 +24,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     free_gib, wanted_gib = torch.cuda.mem_get_info()[0] / 2**30, wants.get("big", (0,))[0]
     if free_gib < wanted_gib:
         pytest.skip(f"needs {wanted_gib} GiB of free GPU memory, found {free_gib:.1f}")
+
+
+@pytest.fixture
+def impatient() -> Iterator[None]:
+    """What waits for ever fails."""
+
+    def fail(*_: object) -> None:
+        raise AssertionError("it waits")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture

@@ -136,7 +136,7 @@ def num_compilations() -> int:
 def read_stored(entry: store.Entry) -> StoredCubin | None:
     """Return what an entry of the disk says of itself, its cubin unread and unchecked; None where it is damaged."""
     try:
-        with entry.path.open("rb") as file:
+        with store.open_file(entry.path) as file:
             file.seek(-min(_TAIL_BYTES, entry.nbytes), os.SEEK_END)
             header = parse_json(file.read()[: -store.DIGEST_BYTES].rpartition(b"\n")[2])
         return decode(StoredCubin, header)

@@ -56,7 +56,10 @@ class Config:
 
     @property
     def background_compile(self) -> bool:
-        """Whether torch's own operators compute a call's results until its kernel has been compiled, in a thread of its own."""
+        """Whether torch's own operators compute a call's results until its kernel has been compiled, in a thread of its own.
+
+        A call of ``f.foreach``, ``wl.optim`` or ``wl.raw`` waits for its kernel all the same.
+        """
         return self.settings.background_compile
 
     @background_compile.setter

@@ -224,8 +224,9 @@ Node = Load | Number | Const | Apply | Cast | Viewed | Joined | Coordinate | Dra
 class Expr:
     """A traced function: ``nodes`` in order of computation, and the nodes that are its results.
 
-    ``same_shapes`` are pairs of nodes, one stored in place of the other: torch allows no other shape, and the strides stay. An
-    expression with draws has one tensor more than operands, the last: the seed, one int64.
+    ``same_shapes`` are pairs of nodes, one stored in place of the other: torch allows no other shape, and the strides stay; ``alike``
+    are pairs that torch's functions take in one shape alone. An expression with draws has one tensor more than operands, the last: the
+    seed, one int64.
     """
 
     name: str
@@ -233,6 +234,7 @@ class Expr:
     nodes: tuple[Node, ...]
     outputs: tuple[int, ...]
     same_shapes: tuple[tuple[int, int], ...] = ()
+    alike: tuple[tuple[int, int], ...] = ()
 
     @functools.cached_property
     def has_draws(self) -> bool:

@@ -984,7 +984,14 @@ def fuse(
         raise TraceError(f'numerics={numerics!r}; allowed: "fused" and "eager"')
     if compile not in ("op", "inline"):
         raise TraceError(f'compile={compile!r}; allowed: "op" and "inline"')
-    options = FuseOptions(name, (static,) if isinstance(static, str) else tuple(static), numerics, fast_math, compile)
+    if not (name is None or isinstance(name, str)):
+        raise TraceError(f"name={name!r}; allowed: a string, and None")
+    if not isinstance(fast_math, bool):
+        raise TraceError(f"fast_math={fast_math!r}; allowed: True and False")
+    names = (static,) if isinstance(static, str) or not isinstance(static, Iterable) else tuple(static)
+    if not all(isinstance(of, str) for of in names):
+        raise TraceError(f"static={static!r}; allowed: the name of a parameter, or several")
+    options = FuseOptions(name, names, numerics, fast_math, compile)
     return FusedFunction(fn, options) if fn is not None else functools.partial(FusedFunction, options=options)
 
 

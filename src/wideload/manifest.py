@@ -21,7 +21,7 @@ from typing import Any
 from wideload.decode import decode, parse_json
 from wideload.errors import CompileError, WideloadError
 from wideload.nvrtc import Cubin, compile_options
-from wideload.store import built_folders
+from wideload.store import built_folders, read_file
 
 __all__ = [
     "MANIFEST", "ListedKernel", "Manifest", "Recipe", "describe_missing", "find_built", "kernel_key", "read_manifest",
@@ -144,7 +144,7 @@ def read_manifest(folder: Path) -> Manifest:
 def _parse_manifest(path: Path, *_: int) -> Manifest:
     """Parsed again when the file is another."""
     try:
-        values = parse_json(path.read_bytes())
+        values = parse_json(read_file(path))
         written = values.get("format"), values.get("wideload")
         if written == (FORMAT, _version()):
             return decode(Manifest, values, "the manifest")
@@ -164,7 +164,7 @@ def _read_cubin(folder: Path, kernel: ListedKernel, arch: str, name: str) -> Cub
     if not _FILE.fullmatch(kernel.file):
         raise CompileError(f"{folder / MANIFEST} lists the file {kernel.file!r:.80}, and no build writes one of that name. {again}")
     try:
-        code = path.read_bytes()
+        code = read_file(path)
     except OSError as error:
         raise CompileError(f"{path}, which the manifest lists, cannot be read: {error.strerror}. {again}") from None
     if len(code) != kernel.nbytes:
@@ -237,7 +237,7 @@ def _locked(folder: Path) -> Iterator[None]:
     """Hold the folder against other builders; the lock goes with the process, whatever ends it."""
     import fcntl  # here: Windows, where the reference works, has none
 
-    with (folder / _LOCK).open("a") as file:
+    with open(os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666), "wb", buffering=0) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -245,7 +245,9 @@ def _locked(folder: Path) -> Iterator[None]:
 def _replace(path: Path, content: bytes) -> None:
     """Write beside, then rename: what a killed builder leaves, the next one removes or overwrites."""
     beside = path.with_name(f"{path.name}.part")
-    beside.write_bytes(content)
+    beside.unlink(missing_ok=True)
+    with beside.open("xb") as file:
+        file.write(content)
     os.replace(beside, path)
 
 

@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 
 from wideload.dtypes import DTYPES, Kind
-from wideload.errors import TraceError
+from wideload.errors import LayoutError, TraceError
 
-__all__ = ["OPS", "SPELLINGS", "Call", "Op", "OperandType", "Spelling", "call", "to_format"]
+__all__ = ["OPS", "SPELLINGS", "UNRECORDED", "Call", "Op", "OperandType", "Sized", "Spelling", "call", "to_format"]
 
 OperandType = Literal["result", "common", "bool", "own", "shape"]
 """What an operand is converted to before the op computes.
@@ -71,6 +71,11 @@ class Op:
     is_alias: bool = False
     steady: str | None = None
 
+    @property
+    def may_be_operand(self) -> bool:
+        """Whether torch returns the operand itself where it has the format already."""
+        return self.keeps_format and (self.makes_contiguous or self.makes_channels_last)
+
 
 @dataclass(frozen=True)
 class Call:
@@ -78,6 +83,15 @@ class Call:
 
     op: Op
     operands: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Sized:
+    """``tree``, an operand or a call, which torch takes or gives in the shape of the tensor ``like`` alone; ``what`` names it to users."""
+
+    tree: Any
+    like: Any
+    what: str
 
 
 Spelling = Callable[..., Any]
@@ -336,13 +350,31 @@ for _format, (_name, _rank) in _FORMATS.items():
         )
 
 
-def to_format(input: Any, memory_format: torch.memory_format, *, copies: bool) -> Call:
+def _unrecorded(op: Op, method: Callable[..., Any], memory_format: torch.memory_format, rank: int | None) -> Op:
+    @torch.no_grad()
+    def function(input: Any) -> Any:
+        return method(input, memory_format=memory_format) if rank in (None, input.ndim) else input
+
+    return replace(op, name=f"{op.name}_unrecorded", torch=function)
+
+
+UNRECORDED = {
+    (method, name): _unrecorded(OPS[name], method, memory_format, rank)
+    for method in (torch.Tensor.contiguous, torch.Tensor.to)
+    for memory_format, (name, rank) in _FORMATS.items()
+}
+"""The rows where gradients are off: a tensor that has the format keeps its gradient, a copy has none. Torch can tell, and no rule."""
+
+
+def to_format(input: Any, memory_format: torch.memory_format, *, copies: bool, method: Callable[..., Any] = torch.Tensor.to) -> Call:
     """``input`` in a memory format other than ``preserve_format``; with ``copies`` a new tensor also where it has it."""
     if memory_format not in _FORMATS:
         raise TypeError(f"the memory format is {memory_format}; allowed: {', '.join(map(str, _FORMATS))}")
     name, rank = _FORMATS[memory_format]
     if rank not in (None, input.ndim):
         raise TypeError(f"{memory_format} is for tensors of {rank} dims, got one of {input.ndim}")
+    if not copies and not torch.is_grad_enabled():
+        return Call(UNRECORDED[method, name], (input,))
     return call(f"clone_{name}" if copies else name, input)
 
 
@@ -361,7 +393,7 @@ def _clone(input: Any, *, memory_format: torch.memory_format = torch.preserve_fo
 
 @_spells("contiguous")
 def _contiguous(input: Any, *, memory_format: torch.memory_format = torch.contiguous_format) -> Call:
-    return to_format(input, memory_format, copies=False)
+    return to_format(input, memory_format, copies=False, method=torch.Tensor.contiguous)
 
 
 @_spells("alias_copy")
@@ -1294,12 +1326,14 @@ def _halves(input: Any, dim: int) -> Any:
 
 
 @_spells("prelu")
-def _prelu(input: Any, weight: Any) -> Call:
+def _prelu(input: Any, weight: Any) -> Sized:
     if not input.dtype.is_floating_point or input.dtype != weight.dtype:
         raise TypeError(f"prelu takes two floating-point tensors of one dtype, got {input.dtype} and {weight.dtype}")
-    if weight.ndim == 1:
-        weight = weight[0] if input.ndim < 2 else weight.view(-1, *(1,) * (input.ndim - 2))
-    return call("prelu", input, weight)
+    if weight.ndim > 1:
+        raise LayoutError(f"prelu takes one weight, or one dim of a weight a channel, got {weight.ndim} dims")
+    if weight.ndim:
+        weight = weight.view(()) if input.ndim < 2 else weight.view(-1, *(1,) * (input.ndim - 2))
+    return Sized(call("prelu", input, weight), input, "prelu's result (a weight a channel, or one)")
 
 
 SPELLINGS[torch.prelu] = _prelu
@@ -1309,7 +1343,7 @@ SPELLINGS[torch.prelu] = _prelu
 def _rrelu(input: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False) -> Any:
     if training:
         raise TraceError("rrelu(training=True) draws random slopes. Only training=False, with their mean, is fused.")
-    return SPELLINGS[F.leaky_relu](input, (lower + upper) / 2, inplace)
+    return call("clone_contiguous", SPELLINGS[F.leaky_relu](input, (lower + upper) / 2, inplace))
 
 
 # ---- losses, element by element
@@ -1389,24 +1423,28 @@ _LEAST_LOG = -100
 def _binary_cross_entropy(input: Any, target: Any, weight: Any) -> Any:
     log = call("clamp_min", call("log", input), _LEAST_LOG)
     log_rest = call("clamp_min", call("log1p", call("neg", input)), _LEAST_LOG)
-    return _weighted(call("sub", call("mul", call("sub", target, 1), log_rest), call("mul", target, log)), weight)
+    target = Sized(target, input, "the target")
+    loss = call("sub", call("mul", call("sub", target, 1), log_rest), call("mul", target, log))
+    return Sized(_weighted(loss, weight), input, "the weighted loss")
 
 
 @_loss(F.binary_cross_entropy_with_logits)
 def _binary_cross_entropy_with_logits(input: Any, target: Any, weight: Any, pos_weight: Any) -> Any:
-    log = call("logsigmoid", input)
+    log, target = call("logsigmoid", input), Sized(target, input, "the target")
     if pos_weight is not None:
         log = call("mul", log, call("add", call("mul", call("sub", pos_weight, 1), target), 1))
     return _weighted(call("sub", call("mul", call("sub", 1, target), input), log), weight)
 
 
 @_loss(F.soft_margin_loss)
-def _soft_margin_loss(input: Any, target: Any) -> Call:
-    return call("log1p", call("exp", call("mul", call("neg", target), input)))
+def _soft_margin_loss(input: Any, target: Any) -> Sized:
+    return Sized(call("log1p", call("exp", call("mul", call("neg", target), input))), input, "the loss")
 
 
 @_loss(F.margin_ranking_loss)
 def _margin_ranking_loss(input1: Any, input2: Any, target: Any, margin: Any) -> Call:
+    if not input1.ndim == input2.ndim == target.ndim:
+        raise LayoutError(f"all tensors must have as many dims, got {input1.ndim}, {input2.ndim} and {target.ndim}")
     return call("clamp_min", call("add", call("mul", call("neg", target), call("sub", input1, input2)), 1.0 * margin), 0)
 
 
@@ -1435,12 +1473,19 @@ def _kl_div(input: Any, target: Any, log_target: bool) -> Call:
     return call("sub", call("xlogy", target, target), call("mul", target, input))
 
 
+def _differs_in_one(sizes: tuple[int, ...], others: tuple[int, ...]) -> bool:
+    """Whether only one size differs, and is 1: as torch has it, that those which differ add up to 1."""
+    return len(sizes) == len(others) and sum(size for size, other in zip(sizes, others, strict=True) if size != other) == 1
+
+
 @_loss(F.gaussian_nll_loss)
 def _gaussian_nll_loss(input: Any, target: Any, var: Any, full: bool, eps: Any) -> Call:
     if _is_number(var):
         var = call("full_like", input, var)
     elif var.shape != input.shape and var.shape == input.shape[:-1]:
         var = var.unsqueeze(-1)
+    elif var.shape != input.shape and not _differs_in_one(var.shape, input.shape):
+        raise LayoutError(f"var has shape {tuple(var.shape)}; allowed: {tuple(input.shape)}, without its last dim, or with one of size 1")
     var = call("clamp_min", var, eps)
     error = call("pow_number", call("sub", input, target), 2)
     loss = call("mul", call("add", call("log", var), call("div", error, var)), 0.5)

@@ -168,7 +168,7 @@ def _result(expr: Expr, number: int, tensors: Sequence[torch.Tensor], values: Se
             return tensors[node.operand]
         case Viewed():
             return view(_result(expr, node.operand, tensors, values, view), node.steps)
-        case Apply(op) if op.is_alias or (op.keeps_format and (op.makes_contiguous or op.makes_channels_last)):
+        case Apply(op) if op.is_alias or op.may_be_operand:
             aliased: torch.Tensor = op.torch(_result(expr, node.operands[0], tensors, values, view))
             return aliased
     result: torch.Tensor = values[number].to(node.dtype)

@@ -41,7 +41,7 @@ _OPERANDS = ("input", "other", "condition", "n")
 
 
 def replay_layout(expr: Expr, operands: Sequence[NodeLayout], device_type: str) -> tuple[NodeLayout, ...]:
-    """The layout of every node of ``expr`` on ``device_type``. Raises ``LayoutError`` where shapes do not broadcast.
+    """The layout of every node of ``expr`` on ``device_type``. Raises ``LayoutError`` for shapes that do not fit.
 
     On the CPU an operand of another dtype than the op computes in is first copied by ``.to``, which may change its strides;
     on CUDA only ``torch.where`` does so. Coordinates and what is computed of them alone lie nowhere: their strides are 0, and they
@@ -105,6 +105,9 @@ def replay_layout(expr: Expr, operands: Sequence[NodeLayout], device_type: str) 
                     f"an in-place result has shape {have.shape}, the tensor it is stored in {room.shape}. Use the out-of-place form."
                 )
             layouts[number] = room
+    for number, like in expr.alike:
+        if layouts[number].shape != layouts[like].shape:
+            raise LayoutError(f"a value has shape {layouts[number].shape}, and must have {layouts[like].shape}, that of another.")
     return tuple(layouts)
 
 

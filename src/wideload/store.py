@@ -6,6 +6,7 @@ Knows folders and files, never what the bytes mean. No fault of the disk is rais
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import hashlib
 import os
@@ -15,7 +16,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import BinaryIO, Literal, NamedTuple
 
 __all__ = [
     "DIGEST_BYTES",
@@ -27,7 +28,10 @@ __all__ = [
     "inspect_folder",
     "max_bytes",
     "named_path",
+    "open_file",
+    "own_environment",
     "read_entry",
+    "read_file",
     "write_entry",
     "write_whole",
 ]
@@ -93,16 +97,50 @@ def cache_folder() -> Path | None:
 
 def built_folders() -> tuple[Path, ...]:
     """Return the folders that ``$WIDELOAD_BUILT_DIR`` names, with ``:`` between them as in ``$PATH``."""
-    named = os.environ.get("WIDELOAD_BUILT_DIR", "")
-    return tuple(named_path(name) for name in named.split(os.pathsep) if name)
+    return tuple(named_path(name) for name in os.environ.get("WIDELOAD_BUILT_DIR", "").split(os.pathsep) if name)
 
 
 def named_path(text: str) -> Path:
-    """Return the absolute path that ``text`` is, ``~`` expanded; as it stands where no user is called so or the working folder is gone."""
+    """Return the absolute path that ``text`` is, ``~`` expanded where there is such a user; as it stands where the working folder is gone.
+
+    What is relative is of the folder that the process was in when it met this text first: when wideload was imported, for what
+    the environment held then.
+    """
     path = Path(os.path.expanduser(text))
     with contextlib.suppress(FileNotFoundError):
-        return path.absolute()
+        return _as_first_met(path)
     return path
+
+
+@functools.cache
+def _as_first_met(path: Path) -> Path:
+    return path.absolute()
+
+
+def own_environment() -> dict[str, str]:
+    """The environment, for a process that is to find what this one finds, whatever folder either is in."""
+    named = {name: str(named_path(text)) for name in ("WIDELOAD_CACHE_DIR", "WIDELOAD_TUNING") if (text := os.environ.get(name))}
+    built = os.pathsep.join(map(str, built_folders()))
+    return {**os.environ, **named, **({"WIDELOAD_BUILT_DIR": built} if built else {})}
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a file to be read. Raises ``OSError``, also for what is no regular file: a pipe would be waited for, a device may never end."""
+    return open(path, "rb", opener=_open_regular)
+
+
+def _open_regular(path: str, flags: int) -> int:
+    handle = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    if stat.S_ISREG(os.fstat(handle).st_mode):
+        return handle
+    os.close(handle)
+    raise OSError(errno.EINVAL, "it is no regular file", path)
+
+
+def read_file(path: Path) -> bytes:
+    """Return what a file holds. Raises ``OSError`` as `open_file` does."""
+    with open_file(path) as file:
+        return file.read()
 
 
 def max_bytes() -> int:
@@ -121,7 +159,7 @@ def read_entry(key: str, kind: Kind = "cubins") -> bytes | None:
         _refuse_foreign(folder)
         entries = folder / kind
         _sweep_once(entries / _TEMPORARY)
-        with (entries / f"{key}{_SUFFIXES[kind]}").open("rb") as file:
+        with open_file(entries / f"{key}{_SUFFIXES[kind]}") as file:
             if _writer_fault(os.fstat(file.fileno())):  # it was left while others could write to the folder
                 return None
             content = file.read()
@@ -303,3 +341,6 @@ def _warn_once(folder: Path, error: OSError) -> None:
         )
         with contextlib.suppress(RuntimeWarning):  # also where warnings are errors, the cache fails no call
             warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+own_environment()  # meets what is named there

@@ -42,7 +42,7 @@ from wideload.expr import (
     Viewed,
 )
 from wideload.layout import broadcast_shapes, contiguous_strides
-from wideload.ops_table import OPS, SPELLINGS, Call, Op, to_format
+from wideload.ops_table import OPS, SPELLINGS, UNRECORDED, Call, Op, Sized, to_format
 from wideload.promotion import infer_dtype, sample_of
 from wideload.reductions import REDUCTIONS, Reduction
 from wideload.structure import map_structure
@@ -126,7 +126,9 @@ def trace_function(fn: Callable[..., Any], name: str, args: Any, kwargs: Any) ->
     seen: dict[int, int] = {}
     result = map_structure(lambda leaf: tracer.leave(leaf, outputs, seen), returned)
     loads = tuple(node for node in tracer.nodes if isinstance(node, Load))
-    return Traced(Expr(name, loads, tuple(tracer.nodes), tuple(outputs), tuple(tracer.same_shapes)), result, tracer.reads_sizes)
+    return Traced(
+        Expr(name, loads, tuple(tracer.nodes), tuple(outputs), tuple(tracer.same_shapes), tuple(tracer.alike)), result, tracer.reads_sizes
+    )
 
 
 def index(dim: int) -> torch.Tensor:
@@ -606,6 +608,7 @@ class _Tracer:
         self._aliased: set[int] = set()  # nodes that views were taken of
         self._unrecorded: set[int] = set()  # nodes without a gradient, since the function had turned gradients off
         self.same_shapes: list[tuple[int, int]] = []  # what was stored in place, and where
+        self.alike: list[tuple[int, int]] = []  # what torch takes in one shape alone
 
     # -- arguments and results
 
@@ -655,7 +658,7 @@ class _Tracer:
         if torch.is_autocast_enabled("cpu" if self.device.type == "cpu" else "cuda"):
             _refuse("torch.autocast has no effect inside a fused function", "Convert with .to(dtype), and leave it out")
         result = self._call(func, leaves, args, kwargs)
-        return result if self._is_operand(result) else self.recorded(result, leaves)
+        return result if self._is_operand(result) or self._may_be_operand(result) else self.recorded(result, leaves)
 
     def recorded(self, result: Any, operands: list[Any]) -> Any:
         """What a call returned; where the function has turned gradients off, what is new of it has none."""
@@ -705,9 +708,7 @@ class _Tracer:
             if kwargs.pop("inplace", False) is True:
                 return self._assign(args[0], self._spell(func, spelling, args, kwargs), _spelled(func))
             result = self._spell(func, spelling, args, kwargs)
-            if name == "contiguous" or (isinstance(result, _Tensor) and self._is_alias(result._node)):
-                self._aliased.update((args[0]._node, result._node))
-            return result
+            return self._sharing(result)
         functional = _functional_form(func)
         if functional is not None:
             return self._assign(args[0], self._spell(func, SPELLINGS[functional], args, kwargs), _spelled(func))
@@ -792,6 +793,20 @@ class _Tracer:
         node = self.nodes[number]
         return isinstance(node, Apply) and node.op.is_alias
 
+    def _sharing(self, result: Any) -> Any:
+        """``result``, noted where its memory is that of its operand, or may be."""
+        node = self.nodes[result._node] if isinstance(result, _Tensor) else None
+        if isinstance(node, Apply) and (node.op.is_alias or node.op.may_be_operand):
+            self._aliased.update((node.operands[0], result._node))
+        return result
+
+    def _may_be_operand(self, result: Any) -> bool:
+        """Whether the row itself says where a gradient ends, of what has a memory format or is copied."""
+        if not isinstance(result, _Tensor) or isinstance(result, _Coordinates):
+            return False
+        node = self.nodes[result._node]
+        return isinstance(node, Apply) and node.op in UNRECORDED.values()
+
     def _is_operand(self, result: Any) -> bool:
         """Whether torch returns the very operand: for ``+x``, and for the real part or the conjugate of what is real."""
         if not isinstance(result, _Tensor) or isinstance(result, _Coordinates) or not self._is_alias(result._node):
@@ -811,15 +826,26 @@ class _Tracer:
             if isinstance(error, TraceError):
                 raise TraceError(f"{error} (at {_user_location()})") from None
             _refuse(f"{_spelled(func)}: {error}", "Call it as torch documents it")
+        except LayoutError as error:
+            raise self._misfit(str(error) if " (at " in str(error) else f"{_spelled(func)}: {error} (at {_user_location()})") from None
         return map_structure(self._evaluate, spelled)
 
     def _evaluate(self, tree: Any) -> Any:
         if isinstance(tree, Bits):
             self._num_draws += 1
             return _Tensor(self._add(Draw(tree.like._node, tree.bits, self._num_draws - 1, len(tree.like._shape))), tree.like._shape)
+        if isinstance(tree, Sized):
+            return self._sized(self._evaluate(tree.tree), tree.like, tree.what)
         if not isinstance(tree, Call):
             return tree
         return self._apply(tree.op, tuple(self._evaluate(operand) for operand in tree.operands))
+
+    def _sized(self, value: Any, like: Any, what: str) -> Any:
+        if isinstance(value, _Tensor) and isinstance(like, _Tensor):
+            if value._shape != like._shape:
+                raise self._misfit(f"{what} has shape {value._shape}, and must have the input's, {like._shape} (at {_user_location()}).")
+            self.alike.append((value._node, like._node))
+        return value
 
     def _apply(self, op: Op, operands: tuple[Any, ...]) -> _Tensor:
         numbers = tuple(self._operand(op, operand) for operand in operands)
@@ -891,7 +917,7 @@ class _Tracer:
             return result
         if result is tensor and memory_format == torch.contiguous_format and len(result._shape) not in (4, 5):
             return result  # torch looks at no strides but those of channels_last
-        return self._spell(func, to_format, (result, memory_format), {"copies": result is not tensor})
+        return self._sharing(self._spell(func, to_format, (result, memory_format), {"copies": result is not tensor}))
 
     def _to(self, func: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any) -> Any:
         wanted = [*args, *(kwargs[key] for key in ("dtype", "other") if key in kwargs)]
@@ -953,7 +979,7 @@ class _Tracer:
             raise TraceError(f"{error} (at {_user_location()})") from None
         if name in ("H", "mH", "adjoint") and self.dtype(tensor).is_complex:
             return self.call(torch.conj, views, {})
-        return views if recorded.is_tuple else views[0]
+        return views if recorded.is_tuple else views[0] if views else tensor
 
     def index(self, tensor: _Tensor, index: Any) -> _Tensor:
         """The view that ``tensor[index]`` is."""

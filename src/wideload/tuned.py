@@ -22,7 +22,7 @@ from wideload.errors import DeviceError, WideloadError
 from wideload.gpus import Target, find_target
 from wideload.launch import device_arch
 from wideload.plan import ALLOWED, DEFAULT, Tuning, built_in_tuning
-from wideload.store import cache_folder, named_path, write_whole
+from wideload.store import cache_folder, named_path, read_file, write_whole
 
 __all__ = ["TunedGpu", "read_tuned", "remove_tuned", "trying", "tuned_path", "tuning_for", "tuning_of", "write_tuned"]
 
@@ -62,7 +62,7 @@ def read_tuned(path: Path | None) -> tuple[TunedGpu, ...]:
     if path is None:
         return ()
     try:
-        content = parse_json(path.read_text(encoding="utf-8"))
+        content = parse_json(read_file(path))
         if content["format"] != FORMAT:
             raise WideloadError(f"it is of format {content['format']!r}, and this wideload reads {FORMAT}")
         found = tuple(decode(TunedGpu, entry, "gpus") for entry in content["gpus"])

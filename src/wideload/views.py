@@ -38,7 +38,7 @@ class ViewStep(NamedTuple):
 
 
 class RecordedViews(NamedTuple):
-    """What one call makes: a step for each view.
+    """What one call makes: a step for each view, and none where torch returns the tensor itself.
 
     ``is_tuple``: torch returns a tuple of them, even of one. ``depends_on_shape``: for another shape of this rank the call may
     make another number of views (``split``, ``unbind``), views of another rank (``squeeze``), or reads another tensor's
@@ -201,7 +201,7 @@ def _record_flatten(shape: Shape, start_dim: Any = 0, end_dim: Any = -1) -> Reco
     start, end = _dim(start_dim, len(shape) or 1), _dim(end_dim, len(shape) or 1)
     if start > end:
         raise LayoutError(f"start_dim {start} comes after end_dim {end}")
-    return _one("flatten", start, end)
+    return _one("flatten", start, end) if start < end or not shape else RecordedViews(())
 
 
 def _record_unflatten(shape: Shape, dim: Any, sizes: Any) -> RecordedViews:

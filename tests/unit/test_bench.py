@@ -5,17 +5,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import wideload as wl
 from wideload.errors import DeviceError, LayoutError, WideloadError
+from wideload.judge import judge
 from wideload.measure import BenchResult, bench, random_tensor
 from wideload.measure.labels import Label
 from wideload.measure.session import Progress
+from wideload.measure.sweep import compare_sweeps
 
 QUICK: dict[str, Any] = {"max_samples": 6, "warm_up_seconds": 0.0}
 
@@ -422,6 +426,61 @@ def test_modes_of_the_l2_need_a_gpu(x: torch.Tensor) -> None:
             bench(torch.neg, x, mode=mode)  # type: ignore[arg-type]
     with pytest.raises(DeviceError, match="allowed: auto"):
         bench(torch.neg, x, mode="warm")  # type: ignore[arg-type]
+
+
+NO_NUMBERS = (None, "1", True, -1, math.nan, (1,), torch.ones(()), 1j)
+
+
+@pytest.mark.parametrize(
+    "name", ["precision", "max_samples", "max_seconds", "warm_up_seconds", "seed", "atol", "rtol", "bytes", "same_within", "confidence"]
+)
+def test_what_is_no_number_is_refused_by_the_name_of_its_argument(x: torch.Tensor, name: str) -> None:
+    def call_with(value: Any) -> list[Callable[[], object]]:
+        given = {name: value}
+        of_verdicts = name in ("same_within", "confidence")
+        calls = [lambda: wl.bench(torch.neg, x, **given)] if not of_verdicts else []
+        if of_verdicts or name in ("max_seconds", "warm_up_seconds", "atol", "rtol"):
+            calls.append(lambda: wl.compare(torch.neg, torch.neg, x, **given))
+        empty = BenchResult  # bounds come before results
+        if of_verdicts:
+            calls.append(lambda: wl.compare_results(empty, empty, **given))  # type: ignore[arg-type]
+            calls.append(lambda: compare_sweeps(empty, empty, **given))  # type: ignore[arg-type]
+        if name == "max_seconds":
+            calls.append(lambda: judge(None, **given))  # type: ignore[arg-type]
+        return calls
+
+    values = [value for value in NO_NUMBERS if value is not None or name not in ("rtol", "bytes")]
+    values += [0.5] if name in ("max_samples", "seed", "bytes") else [1, 0] if name == "confidence" else []
+    for value in values:
+        for call in call_with(value):
+            with pytest.raises(wl.RangeError, match=rf"^{name}={re.escape(repr(value))}; allowed: "):
+                call()
+
+
+def test_numbers_of_numpy_are_numbers(x: torch.Tensor) -> None:
+    result = bench(
+        torch.neg, x, max_samples=np.int64(5), precision=np.float32(0), warm_up_seconds=np.float64(0), bytes=np.int32(8), seed=np.int8(3)
+    )
+    assert BenchResult.from_json(result.to_json()) == result
+    assert (result["neg"].time_us.n, result.minimal_bytes) == (5, 8)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("num_pairs", [None, 0, 2.0, True])
+def test_a_number_of_pairs_is_an_integer(x: torch.Tensor, num_pairs: Any) -> None:
+    with pytest.raises(wl.RangeError, match=r"num_pairs=.*; allowed: an integer, 1 and more"):
+        wl.self_test(torch.neg, x, num_pairs=num_pairs)
+
+
+@pytest.mark.parametrize("against", [None, torch.neg, {1: torch.neg}, {"neg": None}, ["neg"]])
+def test_rivals_are_callables_by_name(x: torch.Tensor, against: Any) -> None:
+    with pytest.raises(wl.RangeError, match=r"against=.*; allowed: callables by name"):
+        bench(torch.abs, x, against=against)
+
+
+@pytest.mark.parametrize("names", ["ab", 1, ("a",), ("a", "a"), ("a", 1), ("a", ["b"])])
+def test_names_are_two_that_differ(x: torch.Tensor, names: Any) -> None:
+    with pytest.raises(wl.RangeError, match=r"names=.*; allowed: two that differ"):
+        wl.compare(torch.neg, torch.abs, x, names=names)
 
 
 def test_two_contenders_of_one_name_are_refused(x: torch.Tensor) -> None:

@@ -9,6 +9,7 @@ import functools
 import gc
 import inspect
 import pickle
+import re
 import threading
 import types
 import weakref
@@ -97,6 +98,14 @@ def test_what_cannot_be_fused() -> None:
 def test_options_are_checked_at_once() -> None:
     with pytest.raises(wl.TraceError, match='numerics=\'fast\'; allowed: "fused" and "eager"'):
         wl.fuse(lambda x: x, numerics="fast")  # type: ignore[call-overload]
+    for option, allowed, values in (
+        ("name", "a string, and None", (3, ["x"], float("nan"), torch.ones(2))),
+        ("fast_math", "True and False", (None, 1, "no")),
+        ("static", "the name of a parameter, or several", (None, 3, (1,), torch.ones(2), ["x", None])),
+    ):
+        for value in values:
+            with pytest.raises(wl.TraceError, match=rf"^{option}={re.escape(repr(value))}; allowed: {allowed}"):
+                wl.fuse(lambda x: x, **{option: value})
     with pytest.raises(wl.TraceError, match='compile=\'jit\'; allowed: "op" and "inline"'):
         wl.fuse(lambda x: x, compile="jit")
     with pytest.raises(wl.TraceError, match=r"static= names \['m', 'n'\], but f has the parameters \['x', 's'\]"):

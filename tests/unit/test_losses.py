@@ -98,8 +98,58 @@ def test_gates_and_slopes() -> None:
     assert wl.fuse(lambda x, w: F.prelu(x, w))(image, slopes).tolist() == [[[-1.0, -0.25, 0.0], [0.25, 1.5, 3.0]]]
     assert wl.fuse(lambda x, w: F.prelu(x, w))(X, slopes[:1]).tolist() == [-1.0, -0.25, 0.0, 0.25, 1.5, 3.0]
     assert wl.fuse(lambda x: F.rrelu(x, 0.25, 0.75))(X).tolist() == [-1.0, -0.25, 0.0, 0.25, 1.5, 3.0]
+    assert wl.fuse(lambda x: F.rrelu(x))(X.view(2, 3).t()).stride() == F.rrelu(X.view(2, 3).t()).stride() == (2, 1)
     with pytest.raises(wl.TraceError, match="random slopes"):
         wl.fuse(lambda x: F.rrelu(x, training=True))(X)
+
+
+def _entropy(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
+    return F.binary_cross_entropy(x, y, weight, reduction="none")
+
+
+def _ranking(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    return F.margin_ranking_loss(x, y, z, reduction="none")
+
+
+def _gaussian(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    return F.gaussian_nll_loss(x, y, z, reduction="none")
+
+
+@pytest.mark.parametrize(
+    ("function", "allowed", "refused"),
+    [
+        (F.prelu, ((2, 3, 4), (3,)), [((2, 1, 4), (3,)), ((2, 3, 4), (4,)), ((2, 3, 4), (0,)), ((2, 1, 4), (0,))]),
+        (F.prelu, ((5,), (1,)), [((5,), (5,)), ((5,), (0,))]),
+        (F.prelu, ((), (1,)), [((), (3,)), ((), (0,))]),
+        (F.prelu, ((2, 3), ()), [((2, 3), (1, 1)), ((2, 3), (2, 3)), ((2, 3), (1, 1, 3))]),
+        (F.prelu, ((0, 3, 2), (3,)), [((0, 3, 2), (2,))]),
+        (_entropy, ((2, 3), (2, 3)), [((2, 3), (2, 1)), ((1, 3), (2, 3)), ((2, 3), (3,))]),
+        (_entropy, ((2, 3), (2, 3), (3,)), [((1, 3), (1, 3), (2, 3))]),
+        (
+            lambda x, y: F.binary_cross_entropy_with_logits(x, y, reduction="none"),
+            ((2, 3), (2, 3)),
+            [((2, 3), (2, 1)), ((1, 3), (2, 3)), ((2, 3), ())],
+        ),
+        (lambda x, y: F.soft_margin_loss(x, y, reduction="none"), ((2, 3), (2, 1)), [((2, 1), (2, 3)), ((3,), (2, 3))]),
+        (_ranking, ((2, 3), (2, 1), (1, 3)), [((2, 3), (2, 3), (3,)), ((2, 3), (3,), (2, 3))]),
+        (_gaussian, ((2, 3), (2, 3), (2, 1)), [((2, 3), (2, 3), (1, 1)), ((2, 3), (2, 3), (3,))]),
+        (_gaussian, ((2, 3), (2, 3), (2,)), [((2, 3), (2, 3), (3,))]),
+    ],
+)  # fmt: skip
+def test_shapes_that_torch_refuses_are_refused(
+    function: Callable[..., Any], allowed: tuple[tuple[int, ...], ...], refused: list[tuple[tuple[int, ...], ...]]
+) -> None:
+    """Also by what has been traced for shapes that it takes."""
+    fused = wl.fuse(lambda *tensors: function(*tensors), name="fused")
+    given = [torch.rand(shape, dtype=f64) for shape in allowed]
+    torch.testing.assert_close(fused(*given), function(*given))
+    for shapes in refused:
+        tensors = [torch.rand(shape, dtype=f64) for shape in shapes]
+        with pytest.raises((RuntimeError, ValueError)):
+            function(*tensors)
+        for call in (fused, lambda *t: fused.plan(*t, target="sm_90")):
+            with pytest.raises(wl.LayoutError):
+                call(*tensors)
 
 
 def test_degrees() -> None:

@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -143,6 +143,31 @@ def test_another_format_is_refused(folder: Path) -> None:
 def test_a_manifest_that_cannot_be_read_is_named(folder: Path, content: str) -> None:
     (folder / MANIFEST).write_text(content)
     assert_refused(str(folder / MANIFEST), "cannot be read", "Remove")
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: path.symlink_to(os.ttyname(os.openpty()[1])), Path.mkdir], ids=["pipe", "device", "folder"]
+)
+def test_what_is_no_file_in_the_place_of_one_is_named_and_nothing_waits_for_it(folder: Path, make: Callable[[Path], object]) -> None:
+    built = file_of(folder)
+    built.unlink()
+    make(built)
+    assert_refused(str(built), "cannot be read", f"{AGAIN}{folder}")
+    (folder / MANIFEST).unlink()
+    make(folder / MANIFEST)
+    assert_refused(str(folder / MANIFEST), "cannot be read", "Remove")
+
+
+@pytest.mark.usefixtures("impatient")
+def test_pipes_in_the_way_of_a_build_give_way(folder: Path) -> None:
+    built = file_of(folder)
+    for path in (built, folder / MANIFEST, folder / ".lock"):
+        path.unlink()
+    for path in (built, built.with_name(f"{built.name}.part"), folder / MANIFEST, folder / f"{MANIFEST}.part", folder / ".lock"):
+        os.mkfifo(path)
+    write(folder, cubin())
+    assert find() == cubin()
 
 
 @pytest.mark.parametrize("file", ["../x.cubin", "/etc/passwd", "scale\0", "\ud800", ".", ""])

@@ -10,12 +10,14 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
 from wideload import store
+from wideload.cache import read_stored
 from wideload.store import cache_folder, clear_entries, inspect_folder, max_bytes, read_entry, write_entry
 
 A, B, C, D = (digit * 64 for digit in "abcd")
@@ -29,6 +31,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("WIDELOAD_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(store, "_has_warned", False)
     store._sweep_once.cache_clear()
+    store._as_first_met.cache_clear()
     return tmp_path / "cache"
 
 
@@ -79,6 +82,46 @@ def test_a_folder_in_the_place_of_an_entry_costs_a_warning(folder: Path) -> None
         assert read_entry(A) is None
     write_entry(A, b"code")
     assert parts(folder) == []
+
+
+PLACES: dict[str, Callable[[Path], object]] = {
+    "a pipe": os.mkfifo,
+    "a folder": Path.mkdir,
+    "a device": lambda path: path.symlink_to(os.ttyname(os.openpty()[1])),
+    "a link to nowhere": lambda path: path.symlink_to(path.parent / "nowhere"),
+    "unreadable": lambda path: path.touch(mode=0o200),
+}
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.filterwarnings("ignore:wideload keeps compiled kernels in memory only")
+def test_what_is_no_file_in_the_place_of_one_is_a_missing_entry_and_nothing_waits_for_it(folder: Path, place: str) -> None:
+    write_entry(A, b"code")
+    file_of(folder, A).unlink()
+    PLACES[place](file_of(folder, A))
+    PLACES[place](folder / "cubins" / "tmp" / "x.part")
+    store._sweep_once.cache_clear()
+    assert read_entry(A) is None
+    assert [read_stored(entry) for entry in inspect_folder().entries] == ([] if place == "a folder" else [None])
+    write_entry(A, b"code")
+    assert read_entry(A) == (None if place == "a folder" else b"code")
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", ["", "cubins", "cubins/tmp"])
+@pytest.mark.filterwarnings("ignore:wideload keeps compiled kernels in memory only")
+def test_what_is_no_folder_in_the_place_of_one_keeps_nothing_and_nothing_waits_for_it(folder: Path, name: str, place: str) -> None:
+    if place == "a folder":
+        return
+    (folder / name).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    PLACES[place](folder / name)
+    store._sweep_once.cache_clear()
+    assert read_entry(A) is None
+    write_entry(A, b"code")
+    assert read_entry(A) is None
+    assert inspect_folder().entries == ()
 
 
 def test_a_folder_that_is_called_like_an_entry_is_nobodys_entry(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,6 +217,27 @@ def test_a_folder_that_has_no_absolute_path_fails_no_call(monkeypatch: pytest.Mo
     monkeypatch.setenv("WIDELOAD_CACHE_DIR", "own")
     write_entry(A, b"code")
     assert (read_entry(A), clear_entries(), inspect_folder().entries) == (None, (), ())
+
+
+def test_a_relative_name_keeps_its_meaning_when_the_process_moves(tmp_path: Path) -> None:
+    """Named before the process began, or by itself; an unchanged name is not asked anew where it is later."""
+    program = """
+import os
+import wideload
+from wideload import store, tuned
+os.chdir("elsewhere")
+print(store.cache_folder(), *store.built_folders(), tuned.tuned_path())
+os.environ["WIDELOAD_CACHE_DIR"] = "own"
+print(store.cache_folder())
+os.chdir("..")
+print(store.cache_folder(), *(store.own_environment()[f"WIDELOAD_{name}"] for name in ("CACHE_DIR", "BUILT_DIR", "TUNING")))
+"""
+    (tmp_path / "elsewhere").mkdir()
+    named = {"WIDELOAD_CACHE_DIR": "cache", "WIDELOAD_BUILT_DIR": "a:b/../c:/d", "WIDELOAD_TUNING": "~none/t.json"}
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=os.environ | named, capture_output=True, text=True, check=True)
+    cache, built, tuning = tmp_path / "cache", [str(tmp_path / "a"), str(tmp_path / "b/../c"), "/d"], tmp_path / "~none/t.json"
+    own = tmp_path / "elsewhere" / "own"
+    assert done.stdout.splitlines() == [f"{cache} {' '.join(built)} {tuning}", str(own), f"{own} {own} {':'.join(built)} {tuning}"]
 
 
 def test_a_user_who_is_not_there_has_no_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -511,6 +511,8 @@ SAME = {
     "resolve_neg": lambda x: x.resolve_neg(),
     "to": lambda x: x.to(torch.float32),
     "dropout": lambda x: F.dropout(x, 0.5, training=False),
+    "contiguous": lambda x: x.contiguous(),
+    "flatten": lambda x: x.flatten(),
 }
 
 
@@ -526,6 +528,67 @@ def test_what_torch_returns_as_it_is_keeps_its_gradient_where_gradients_are_off(
     x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
     for f in (body, wl.fuse(body)):
         assert torch.autograd.grad(f(x).sum(), x)[0].tolist() == [2.0, 4.0, 6.0]
+
+
+def _strided(x: Any) -> Any:
+    return x.transpose(1, 3)
+
+
+def _channels_last(x: Any) -> Any:
+    return x.to(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("of", [lambda x: x, lambda x: x * 2], ids=["an argument", "a value"])
+@pytest.mark.parametrize("laid_out", [lambda x: x, _strided, _channels_last], ids=["row-major", "strided", "channels last"])
+@pytest.mark.parametrize(
+    "same",
+    [
+        lambda x: x.contiguous(),
+        lambda x: x.contiguous()[:],
+        lambda x: +x.contiguous(),
+        lambda x: x.contiguous(memory_format=torch.channels_last),
+        lambda x: x.to(memory_format=torch.channels_last),
+        lambda x: x.to(memory_format=torch.contiguous_format),
+        lambda x: x.to(torch.float64, memory_format=torch.contiguous_format),
+        lambda x: x.clone(memory_format=torch.contiguous_format),
+    ],
+)
+def test_a_format_that_is_there_keeps_its_gradient_where_gradients_are_off_and_a_copy_has_none(same: Any, laid_out: Any, of: Any) -> None:
+    """Torch's own gradient is the expected one, of each layout by one function."""
+
+    def body(x: Any) -> Any:
+        y = of(x)
+        with torch.no_grad():
+            z = same(y)
+        return x * z, z.sin()
+
+    fused = wl.fuse(body)
+    for layout in (laid_out, lambda x: x):
+        x = layout(torch.arange(120.0).view(2, 3, 4, 5)).detach().requires_grad_()
+        (got, more), (want, other) = fused(x), body(x)
+        assert more.requires_grad == (other.grad_fn is not None and any(function for function, _ in other.grad_fn.next_functions))
+        torch.testing.assert_close((got, more), (want, other))
+        assert torch.equal(torch.autograd.grad(got.sum(), x)[0], torch.autograd.grad(want.sum(), x)[0])
+
+
+@pytest.mark.parametrize("to", [torch.channels_last, torch.contiguous_format])
+def test_a_format_that_may_be_there_is_not_written_into(to: torch.memory_format) -> None:
+    """Torch would write into both."""
+
+    def later(x: Any) -> Any:
+        y = x * 2
+        z = y.to(memory_format=to)
+        y.mul_(3)
+        return z
+
+    def sooner(x: Any) -> Any:
+        y = x * 2
+        y.to(memory_format=to).mul_(3)
+        return y
+
+    for body in (later, sooner):
+        with pytest.raises(wl.TraceError, match="where another tensor shares the memory"):
+            wl.fuse(body)(torch.ones(2, 3, 2, 2).to(memory_format=to))
 
 
 def test_parts_of_what_is_complex_have_no_gradient_where_gradients_are_off() -> None:

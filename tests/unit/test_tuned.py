@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -176,6 +177,16 @@ def test_a_damaged_file_is_said_and_costs_no_call(content: str, said: str, path:
         warnings.simplefilter("error")
         assert tuning_of(GPU) is BUILT_IN["sm_90"]
     write_tuned(MINE, path)  # begun anew
+    assert read_tuned(path) == (MINE,)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_pipe_in_the_place_of_the_file_is_not_waited_for(path: Path, gpu: None) -> None:
+    path.parent.mkdir()
+    os.mkfifo(path)
+    with pytest.warns(RuntimeWarning, match="cannot be read: it is no regular file"):
+        assert tuning_of(GPU) is BUILT_IN["sm_90"]
+    write_tuned(MINE, path)
     assert read_tuned(path) == (MINE,)
 
 

@@ -127,6 +127,8 @@ def by_torch(x, name, args):
 
 
 def by_steps(x, recorded):
+    if recorded == RecordedViews(()):  # the tensor itself
+        return (layout_of(x),), False
     return tuple(apply_view(step, layout_of(x)) for step in recorded.steps), recorded.is_tuple
 
 

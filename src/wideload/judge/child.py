@@ -22,6 +22,7 @@ from wideload.errors import WideloadError
 from wideload.judge.matching import match
 from wideload.judge.request import Request
 from wideload.judge.trial import GUARD_BYTES, NO_ANSWER, Case, Trial, launch_and_wait, needed_bytes, run_case
+from wideload.store import own_environment
 
 __all__ = ["COMMAND", "child_environment", "job_text", "run_in_children"]
 
@@ -43,8 +44,8 @@ def job_text(request: Request, cases: Sequence[Case], device: str, guard_bytes: 
 
 
 def child_environment() -> dict[str, str]:
-    """The parent's, with the parent's places for modules."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    """The parent's, with the parent's places for modules and kernels."""
+    return {**own_environment(), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 def run_in_children(

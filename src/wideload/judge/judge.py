@@ -26,6 +26,7 @@ from wideload.judge.trial import Case, Run, Trial, alignment_cases, largest_case
 from wideload.judge.walked import walk_case
 from wideload.measure import bench, random_tensor, roofline
 from wideload.measure.roofline import read_device
+from wideload.measure.statistics import require_number
 
 __all__ = ["NOT_CHECKED", "SCHEMA", "Judgement", "Measured", "judge"]
 
@@ -161,6 +162,7 @@ def judge(
     for what NVRTC refuses, ``LayoutError`` for parameters that mean nothing, ``RangeError`` for a block or a grid that no GPU launches,
     ``DeviceError`` for a function without a GPU.
     """
+    require_number("max_seconds", max_seconds, "a number, 0 and more")
     matched = match(request)
     is_gpu = device is not None and device.type == "cuda" and target is None
     if matched.kernel is None and not is_gpu and run is None:

@@ -15,7 +15,7 @@ from wideload.errors import WideloadError
 from wideload.measure.outcome import requested_tolerance
 from wideload.measure.result import BenchResult
 from wideload.measure.session import Options, Progress, RequestedMode, Session
-from wideload.measure.statistics import require
+from wideload.measure.statistics import require, require_number
 from wideload.measure.timing import WARM_UP_SECONDS, StopRule, collect
 
 __all__ = ["bench"]
@@ -71,10 +71,13 @@ def bench(
     >>> result["mul"].time_us.n >= 5
     True
     """
+    is_by_name = isinstance(against, Mapping) and all(isinstance(rival, str) for rival in against)
+    require(is_by_name and all(map(callable, against.values())), "against", against, "callables by name")
     subject = name or str(getattr(fn, "__name__", type(fn).__name__))
     if subject in against:
         raise WideloadError(f"two contenders are called {subject!r}. Rename the one in against, or give name=.")
-    require(all(isinstance(rival, str) for rival in against), "against", [*against], "callables by name")
+    require_number("seed", seed, "an integer, 0 and more", is_whole=True)
+    rule = StopRule(precision=precision, max_samples=max_samples, max_seconds=max_seconds)
     options = Options(
         mode,
         bytes,
@@ -86,9 +89,6 @@ def bench(
         recheck_on=recheck_on,
     )
     session = Session({subject: fn, **against}, args, kwargs, options)
-    rule = StopRule(
-        precision=precision, min_samples=min(StopRule.min_samples, max_samples), max_samples=max_samples, max_seconds=max_seconds
-    )
     with session.current_device(), Progress(f"timing {subject}") as progress:
         session.check()
         samplers = session.prepare()
@@ -100,7 +100,7 @@ def bench(
             minimal_bytes=session.minimal_bytes,
             nominal_bytes_per_second=session.gpu.nominal_bytes_per_second if session.gpu is not None else None,
             arguments=session.arguments,
-            seed=seed,
+            seed=int(seed),
             gpu_state=state,
             environment=session.environment(),
         )

@@ -21,11 +21,23 @@ from wideload.measure.labels import is_ranked
 from wideload.measure.outcome import requested_tolerance
 from wideload.measure.result import BenchResult, Contender
 from wideload.measure.session import Options, Progress, RequestedMode, Session
-from wideload.measure.statistics import Interval, Verdict, judge_ratio, rate_upper_bound, ratio_interval, require
+from wideload.measure.statistics import Interval, Verdict, judge_ratio, rate_upper_bound, ratio_interval, require, require_number
 from wideload.measure.timing import WARM_UP_SECONDS, Collected, Stopped
 from wideload.measure.trial import reference_of
 
-__all__ = ["EXIT_CODES", "SCHEMA", "Comparison", "Comparisons", "Decision", "SelfTest", "compare", "compare_results", "decide", "self_test"]
+__all__ = [
+    "EXIT_CODES",
+    "SCHEMA",
+    "Comparison",
+    "Comparisons",
+    "Decision",
+    "SelfTest",
+    "check_bounds",
+    "compare",
+    "compare_results",
+    "decide",
+    "self_test",
+]
 
 SCHEMA = "wideload.compare/1"
 
@@ -68,7 +80,7 @@ def decide(
     A drift that is steady over four samples falls on both alike. Where b is no different from a, FASTER and SLOWER together
     have a probability of at most ``1 - confidence``.
     """
-    _check_bounds(same_within, confidence, max_seconds)
+    check_bounds(same_within, confidence, max_seconds)
     deadline = time.perf_counter() + max_seconds
     share = 1 - (1 - confidence) / len(LOOKS)
     a: list[float] = []
@@ -92,10 +104,12 @@ def decide(
     return Decision(tuple(a), tuple(b), interval, verdict, stopped)
 
 
-def _check_bounds(same_within: float, confidence: float, max_seconds: float = 0.0) -> None:
-    require(same_within >= 0, "same_within", same_within, "a share of the time, 0 and more")
+def check_bounds(same_within: float, confidence: float, max_seconds: float = 0.0) -> None:
+    """Raise ``RangeError`` for a bound of a verdict that makes no sense."""
+    require_number("same_within", same_within, "a share of the time, 0 and more")
+    require_number("confidence", confidence, "more than 0 and less than 1")
     require(0 < confidence < 1, "confidence", confidence, "more than 0 and less than 1")
-    require(max_seconds >= 0, "max_seconds", max_seconds, "0 and more")
+    require_number("max_seconds", max_seconds, "a number, 0 and more")
 
 
 # ---- reporting
@@ -227,7 +241,7 @@ def compare(
     ``same_within``; FASTER, SLOWER: by more; each with ``confidence``. They may compute different things, which is then noted;
     with ``check``, a reference, one that is wrong gets no verdict.
     """
-    _check_bounds(same_within, confidence, max_seconds)
+    check_bounds(same_within, confidence, max_seconds)
     options = Options(
         mode,
         None,
@@ -260,7 +274,7 @@ def self_test(fn: Callable[..., Any], *args: Any, num_pairs: int = 200, mode: Re
 
     Both sides are prepared once, each with its own buffers, and sampled afresh for every pair.
     """
-    require(num_pairs >= 1, "num_pairs", num_pairs, "1 and more")
+    require_number("num_pairs", num_pairs, "an integer, 1 and more", least=1, is_whole=True)
     session = _open_session(fn, fn, args, kwargs, None, Options(mode))
     verdicts: Counter[Verdict] = Counter()
     with session.current_device(), Progress("A/A") as progress:
@@ -285,7 +299,8 @@ def _open_session(
     if names is None:
         own = tuple(str(getattr(fn, "__name__", "")) for fn in (a, b))
         names = (own[0], own[1]) if own[0] != own[1] and all(name.isidentifier() for name in own) else ("a", "b")
-    require(len(set(names)) == 2 == len(names), "names", names, "two that differ")
+    is_two = isinstance(names, (tuple, list)) and len(names) == 2 and all(isinstance(name, str) for name in names) and names[0] != names[1]
+    require(is_two, "names", names, "two that differ")
     is_binding = options.check is not None
     check = options.check if is_binding else reference_of(a) or reference_of(b) or a
     options = replace(options, check=check, is_check_binding=is_binding, is_mode_common=True)
@@ -307,7 +322,7 @@ def compare_results(
     Runs apart in time differ by more than their samples show: ``same_within`` has to cover that. Results from different GPUs,
     drivers, arguments or ways of timing are UNCLEAR, and say why.
     """
-    _check_bounds(same_within, confidence)
+    check_bounds(same_within, confidence)
     first, second = _read(a), _read(b)
     obstacle = _obstacle(first, second)
     rivals_a, rivals_b = ({contender.name: contender for contender in result.against} for result in (first, second))

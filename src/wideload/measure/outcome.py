@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from wideload.measure.operands import same_size_integer, without_expansion
-from wideload.measure.statistics import require
+from wideload.measure.statistics import require_number
 
 __all__ = ["Tolerance", "default_tolerance", "find_difference", "is_poisoned", "poison", "requested_tolerance", "tensors_of"]
 
@@ -48,8 +48,9 @@ def default_tolerance(dtype: torch.dtype) -> Tolerance:
 
 def requested_tolerance(rtol: float | None, atol: float) -> Tolerance | None:
     """Return the tolerance that a caller asks for; ``None`` for that of the dtypes. Raises ``RangeError`` for what is negative or NaN."""
-    require(rtol is None or rtol >= 0, "rtol", rtol, "0 and more")
-    require(atol >= 0, "atol", atol, "0 and more")
+    if rtol is not None:
+        require_number("rtol", rtol, "a number, 0 and more, or None")
+    require_number("atol", atol, "a number, 0 and more")
     return None if rtol is None and atol == 0.0 else Tolerance(rtol or 0.0, atol)
 
 

@@ -26,7 +26,7 @@ from wideload.gpus import Gpu, Target, find_target
 from wideload.launch import LoadedKernel, device_arch
 from wideload.measure.environment import read_environment
 from wideload.measure.wall import MIXES, Mix, Wall, cuda_index, measure_wall, mover_source, nearest_mix, time_cold
-from wideload.store import cache_folder, write_whole
+from wideload.store import cache_folder, read_file, write_whole
 
 __all__ = [
     "SCHEMA",
@@ -363,7 +363,7 @@ def _read(path: Path | None) -> Roofline | None:
     if path is None:
         return None
     try:
-        content = parse_json(path.read_text(encoding="utf-8"))
+        content = parse_json(read_file(path))
         return Roofline.from_dict(content["roofline"]) if content["kernels"] == _fingerprint() else None
     except (OSError, ValueError, LookupError, TypeError, AttributeError, WideloadError):
         return None

@@ -23,7 +23,7 @@ from wideload.measure.labels import SHORT_CALL_US
 from wideload.measure.operands import OperandInfo, Operands, describe_operands, held_tensors, unique_bytes
 from wideload.measure.outcome import Tolerance, tensors_of
 from wideload.measure.result import Contender
-from wideload.measure.statistics import require
+from wideload.measure.statistics import require, require_number
 from wideload.measure.timing import Collected, Mode, Sampler
 from wideload.measure.trial import Gpu, Rotation, Trial, frozen, reference_of
 
@@ -52,11 +52,12 @@ class Options:
     recheck_on: Sequence[Any] | None = None
 
     def __post_init__(self) -> None:
-        require(self.nbytes is None or self.nbytes >= 0, "bytes", self.nbytes, "0 and more, or None")
+        if self.nbytes is not None:
+            require_number("bytes", self.nbytes, "an integer, 0 and more, or None", is_whole=True)
         require(self.check is None or self.check is False or callable(self.check), "check", self.check, "a callable, False or None")
         is_list = isinstance(self.recheck_on, (list, tuple))
         require(self.recheck_on is None or is_list, "recheck_on", self.recheck_on, "a list or tuple of arguments, or None")
-        require(self.warm_up_seconds >= 0, "warm_up_seconds", self.warm_up_seconds, "0 and more")
+        require_number("warm_up_seconds", self.warm_up_seconds, "a number, 0 and more")
 
 
 class Session:
@@ -208,7 +209,7 @@ class Session:
     def minimal_bytes(self) -> int | None:
         """What was declared; else, where a contender is a fused function, every operand read once and every result written once."""
         if self._options.nbytes is not None:
-            return self._options.nbytes
+            return int(self._options.nbytes)  # NumPy's are none for JSON
         fused = next((trial for trial in self._trials.values() if reference_of(trial.fn) is not None and trial.is_sound), None)
         if fused is None:
             return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import numbers
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ __all__ = [
     "rate_upper_bound",
     "ratio_interval",
     "require",
+    "require_number",
     "summarize",
 ]
 
@@ -61,6 +63,12 @@ def require(is_allowed: bool, name: str, value: object, allowed: str) -> None:
     """Raise ``RangeError`` where ``value`` of argument ``name`` is none of the ``allowed``; a comparison with NaN allows nothing."""
     if not is_allowed:
         raise RangeError(f"{name}={value!r}; allowed: {allowed}")
+
+
+def require_number(name: str, value: object, allowed: str, *, least: float = 0, is_whole: bool = False) -> None:
+    """As `require`, unless ``value`` is a number of ``least`` and more: no bool, and with ``is_whole`` an integer."""
+    kind = numbers.Integral if is_whole else numbers.Real
+    require(isinstance(value, kind) and not isinstance(value, bool) and value >= least, name, value, allowed)  # type: ignore[operator]
 
 
 def summarize(samples: Sequence[float]) -> Summary:

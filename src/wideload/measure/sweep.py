@@ -17,7 +17,7 @@ from rich.table import Table
 
 from wideload.decode import check_schema, decode, parse_json
 from wideload.errors import WideloadError
-from wideload.measure.compare import CONFIDENCE, SAME_WITHIN, Comparison, Comparisons, compare_results
+from wideload.measure.compare import CONFIDENCE, SAME_WITHIN, Comparison, Comparisons, check_bounds, compare_results
 from wideload.measure.compare import SCHEMA as COMPARISON_SCHEMA
 from wideload.measure.result import SCHEMA as BENCH_SCHEMA
 from wideload.measure.result import BenchResult, Contender, print_plain
@@ -188,6 +188,7 @@ class SweepComparison:
 
 def compare_sweeps(a: Sweep, b: Sweep, *, same_within: float = SAME_WITHIN, confidence: float = CONFIDENCE) -> SweepComparison:
     """Compare two sweeps size by size as `compare_results` does; a size that stands in one of them only is UNCLEAR."""
+    check_bounds(same_within, confidence)
     results_a, results_b = ({tuple(point.sizes.items()): point.result for point in sweep.points} for sweep in (a, b))
     points = []
     for key in dict.fromkeys([*results_a, *results_b]):

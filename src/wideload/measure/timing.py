@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from wideload.launch import has_overlaps
-from wideload.measure.statistics import median_error, require
+from wideload.measure.statistics import median_error, require_number
 
 __all__ = [
     "Capture",
@@ -414,9 +414,10 @@ class StopRule:
     """Of all contenders together, times their number."""
 
     def __post_init__(self) -> None:
-        require(self.precision >= 0, "precision", self.precision, "a share of the median, 0 and more")
-        require(self.max_samples >= 1, "max_samples", self.max_samples, "1 and more")
-        require(self.max_seconds >= 0, "max_seconds", self.max_seconds, "0 and more")
+        require_number("precision", self.precision, "a share of the median, 0 and more")
+        require_number("min_samples", self.min_samples, "an integer, 1 and more", least=1, is_whole=True)
+        require_number("max_samples", self.max_samples, "an integer, 1 and more", least=1, is_whole=True)
+        require_number("max_seconds", self.max_seconds, "a number, 0 and more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -460,7 +461,11 @@ def collect(
 
 def _stop_reason(samples: list[float], rule: StopRule, *, is_late: bool) -> Stopped | None:
     n = len(samples)
-    if n >= rule.min_samples and n % _LOOK_EVERY == 0 and median_error(samples) <= rule.precision * float(np.median(samples)):
+    if (
+        n >= min(rule.min_samples, rule.max_samples)
+        and n % _LOOK_EVERY == 0
+        and median_error(samples) <= rule.precision * float(np.median(samples))
+    ):
         return "precision"
     if n >= rule.max_samples:
         return "max_samples"

@@ -37,7 +37,8 @@ template <> struct conversion<unsigned> {
 DEVICE int widened(signed char x) { return (int)settled((unsigned)(int)x); }
 
 template <> struct conversion<unsigned short> {
-    template <class From> DEVICE unsigned short from(From x) { return (unsigned short)x; }
+    // Of a negative in 32 bits that is narrowed the compiler makes one in 16 (see `wrapped`).
+    template <class From> DEVICE unsigned short from(From x) { return (unsigned short)(sizeof(From) > 2 ? settled((unsigned)x) : x); }
     DEVICE unsigned short from(signed char x) { return (unsigned short)widened(x); }
     DEVICE unsigned short from(float x) { return (unsigned short)__float2uint_rz(x); }
     DEVICE unsigned short from(double x) { return (unsigned short)__double2uint_rz(x); }
@@ -51,8 +52,7 @@ template <class Narrow> struct narrow_conversion {
 
 template <> struct conversion<short> : narrow_conversion<short> {
     using narrow_conversion<short>::from;
-    // Of a negative in 32 bits that is narrowed the compiler makes one in 16 (see `wrapped`).
-    template <class From> DEVICE short from(From x) { return sizeof(From) > sizeof(short) ? (short)settled((unsigned)x) : (short)x; }
+    template <class From> DEVICE short from(From x) { return (short)(sizeof(From) > 2 ? settled((unsigned)x) : x); }
     DEVICE short from(signed char x) { return (short)widened(x); }
 };
 

@@ -16,7 +16,7 @@ DEVICE float sqrt_approx(float x) { float y; asm("sqrt.approx.f32 %0, %1;" : "=f
 #endif
 
 // The low bits as a T. Where these are 16 the compiler does not look through, or it would negate with neg.s16, which ptxas (13.0, 13.5) does
-// in 32 bits: a shr.s16 behind it then finds another number than -(-32768). Of 8 bits it does so where they become 16: `convert`.
+// in 32 bits: what shifts, compares or widens it finds another number than -(-32768). Of 8 bits it does so where they become 16: `convert`.
 template <class T> DEVICE T wrapped(unsigned long long x) { return sizeof(T) == 2 ? (T)settled((unsigned)x) : (T)x; }
 
 template <class T> DEVICE T wrap_add(T a, T b) { return wrapped<T>((unsigned long long)a + (unsigned long long)b); }
