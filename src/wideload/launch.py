@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ADDRESS_OF",
+    "KNOWN_ADDRESS_OF",
     "THREAD",
     "LoadedKernel",
     "TableKernel",
@@ -124,9 +125,13 @@ THREAD = _ThreadState()
 _READ = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_torchinductor_pyobject_tensor_data_ptr", 0)
 """Where a C function begins that Inductor's code reads addresses with; 0 in another torch."""
 
-ADDRESS_OF = torch._C.TensorBase.data_ptr, _READ, torch.Tensor, torch.nn.Parameter
-"""How C comes by a tensor's address: a callable, and that of a function that takes 3 ns instead of 40, of tensors of these very types which
-are known to have one: what it throws is no exception of Python's."""
+ADDRESS_OF = torch._C.TensorBase.data_ptr, 0, torch.Tensor, torch.nn.Parameter
+"""How C comes by a tensor's address: a callable, which raises where there is none, in 40 ns. A plain tensor that torch's own guard finds
+like another may have none: one that CUDA graphs of ``torch.compile`` wrote and will write again."""
+
+KNOWN_ADDRESS_OF = ADDRESS_OF[0], _READ, *ADDRESS_OF[2:]
+"""The same of tensors that have been asked before: that of a function that takes 3 ns, of these very types. What it throws is no exception
+of Python's, and ends the process."""
 
 
 class LoadedKernel:
@@ -221,7 +226,7 @@ class LoadedKernel:
             config=ctypes.string_at(config.getPtr(), _CONFIG_BYTES),
             function=int(self._kernel.handle),
             kept=(self, config),
-            address_of=ADDRESS_OF,
+            address_of=KNOWN_ADDRESS_OF,
             stream_of=torch._C._cuda_getCurrentRawStream,
             bind=bind_context,
             refuse=functools.partial(_refused, self._grid, self._threads),
