@@ -255,10 +255,10 @@ def test_mutated_inputs_are_restored_and_the_callers_are_safe(x: torch.Tensor) -
 
 @pytest.mark.parametrize("mode", ["cold", "graph"])
 def test_what_works_in_place_and_counts_on_its_arguments_is_ranked(x: torch.Tensor, mode: Mode) -> None:
-    """It reads the first half of a table whose halves are alike, as the others' are and permuted ones are not."""
-    tables = [random_tensor((NUM // 2,), device="cuda", seed=seed).repeat(2) for seed in (1, 2)]
+    """It reads the first half of each row of a table whose halves are alike, as the others' are and permuted ones are not."""
+    tables = [random_tensor((NUM // 128, 64), device="cuda", seed=seed).repeat(1, 2).flatten() for seed in (1, 2)]
     others = [random_tensor((NUM,), device="cuda", seed=3), tables[1]]
-    in_place = {"in_place": lambda v, t: v.view(2, -1).mul_(t[: NUM // 2]).view(-1)}
+    in_place = {"in_place": lambda v, t: v.view(-1, 2, 64).mul_(t.view(-1, 2, 64)[:, :1]).view(-1)}
     given: dict[str, Any] = {"name": "new", "mode": mode, "against": in_place, "check": lambda v, t: t * v, **QUICK}
     result = bench(lambda v, t: v * t, x, tables[0], recheck_on=others, **given)
     assert result["new"].is_ranked, str(result)

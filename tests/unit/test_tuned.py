@@ -58,7 +58,7 @@ def test_every_architecture_has_a_record_that_says_what_it_rests_on() -> None:
     measured = [tuning.arch for tuning in BUILT_IN.values() if tuning.source.startswith("measured on ")]
     assert measured == ["sm_90"]
     assert all(tuning.source.startswith("public figures, not measured: ") for tuning in BUILT_IN.values() if tuning.arch not in measured)
-    for name in ("results/dense-h200-ddcb78b.json", "results/layouts-h200-1373646.json"):
+    for name in ("results/dense-h200-455f4e3.json", "results/layouts-h200-455f4e3.json"):
         assert name in DEFAULT.source
         assert (Path(__file__).parents[2] / "benchmarks" / name).exists()
 

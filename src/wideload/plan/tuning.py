@@ -95,7 +95,7 @@ BUILT_IN: Mapping[str, Tuning] = MappingProxyType(
             Tuning("sm_89", _UNMEASURED + "as sm_86"),
             Tuning(
                 "sm_90",
-                "measured on H200: results/dense-h200-ddcb78b.json and results/layouts-h200-1373646.json with these choices; the figures "
+                "measured on H200: results/dense-h200-455f4e3.json and results/layouts-h200-455f4e3.json with these choices; the figures "
                 "of the others stand with each choice",
             ),
             Tuning(
