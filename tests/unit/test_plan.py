@@ -432,11 +432,11 @@ def test_a_plan_that_cannot_add_up_rows_says_so() -> None:
 
 
 def test_rows_in_flight_are_those_of_a_part_and_few_enough_functions() -> None:
-    """A block of 16 accesses has 16 rows at a time, so that a part of 64 rows has four; of functions of 8 elements, 48 are inlined."""
-    for accesses in (1, 4):
+    """A block of 16 accesses has 16 rows at a time: a part of 64 rows has four, two beside many sums; of functions 48 are inlined."""
+    for accesses, rows in ((1, 4), (4, 2)):
         tuning = DEFAULT.with_choices({"accesses": accesses, "narrowing_accesses": accesses})
         first, _ = plans_of_sum(64, 512, tuning=tuning)
-        assert (first.variant.access_elements, first.variant.rows) == (8 * accesses, 4)
+        assert (first.variant.access_elements, first.variant.rows) == (8 * accesses, rows)
     x, bias = meta(8192, 11008, dtype=bf16), meta(11008, dtype=bf16)
     for many, rows in ((1, 4), (3, 2), (7, 1)):
         f = wl.fuse(lambda x, b, many=many: sum((torch.sin(x * (k + 2) + b) for k in range(many - 1)), torch.sin(x + b)), static="many")

@@ -41,6 +41,20 @@ def test_the_source_is_one_kernel_in_plain_words() -> None:
     assert plan.spill_bytes == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_the_gradients_of_a_scale_and_a_bias_spill_nothing(dtype: torch.dtype) -> None:
+    """Two sums of each column: a thread has fewer rows in flight beside them."""
+
+    @wl.fuse
+    def scaled(x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return F.gelu(x * scale + bias)
+
+    x, row = (torch.empty(shape, dtype=dtype, device="meta", requires_grad=True) for shape in ((16384, 4096), (4096,)))
+    plan = scaled.plan_backward(x, row, row.detach().requires_grad_(), target="sm_90")
+    assert [kernel.plan.variant.family for kernel in plan.kernels] == ["columns"] * 3
+    assert plan.spill_bytes == 0
+
+
 def test_several_kernels_are_joined() -> None:
     plan = apart.plan(X, X[0], target="sm_90")
     first, second = plan.kernels

@@ -35,6 +35,10 @@ LOADS, TOTAL_LOADS = 8, 4
 """Accesses that a thread has in flight, of all operands together, where it has no more operands than that: of operands, and of partial
 sums, of which a thread has few rows."""
 
+MOST_SUMS = 8
+"""Sums of a thread, up to which it has `LOADS` in flight; half as many with more, or beside fp64: 64 registers hold 16 sums of bf16's
+scale and bias inside GELU and 4 accesses, and with 8 spilled 364 bytes (ptxas 13.0)."""
+
 PART_ROWS = (256, 128, 64)
 """Rows that a block adds up, the most first. The partial sums of bf16, written in fp32 and read again, are 8 bytes a column: of 128 rows
 with two operands and one result of 2 bytes an element, 1 % of what moves."""
@@ -168,7 +172,10 @@ def choose_columns(
     threads = THREADS if is_total else COLUMNS_THREADS
     most = next((n for n in ACROSS_TOTALS if num_rows * n <= ROWS_OF_TOTALS * threads), 1) if is_total else ACROSS
     across = min(most, 1 << (num_slots - 1).bit_length())
-    rows = (TOTAL_LOADS if is_total else LOADS) // max(1, accesses.count("vector"))
+    num_loads = TOTAL_LOADS if is_total else LOADS
+    if not is_total and (len(sums) * elements > MOST_SUMS or any(walk.type.itemsize == WIDEST_SUM for walk in walks)):
+        num_loads //= 2
+    rows = num_loads // max(1, accesses.count("vector"))
     if not is_total:
         rows = min(rows, parts.rows // parts.finer * across // threads)
     if num_functions:
