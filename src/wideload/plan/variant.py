@@ -57,7 +57,8 @@ functions took NVRTC 450 ms and 384 took 1300; called, 115 and 200. So many keep
 are not what it waits for."""
 
 COLUMNS_BLOCKS = 8
-"""The same of a ``columns`` kernel, 64 registers a thread."""
+"""Blocks of `THREADS` an SM that the registers of a ``columns`` kernel must leave room for, 64 a thread: as many threads of its own blocks,
+which have more. With room for three quarters of them, on an H200, bias and GELU's gradients by erf 0.79 of the wall instead of 0.92."""
 
 TILE_BLOCKS = 2
 """Blocks an SM that the registers of such a kernel must leave room for, 64 a thread: while one waits for its loads, the other stores."""
