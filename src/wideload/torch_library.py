@@ -15,6 +15,7 @@ import ast
 import functools
 import hashlib
 import itertools
+import operator
 import re
 import threading
 import types
@@ -360,7 +361,8 @@ class _Operator:
         def run(op: DifferentiableOp, bound: Any, traced: Traced) -> tuple[list[torch.Tensor], Launched | None, DifferentiableOp, Any, Any]:
             outs = op(bound.tensors, tuple(bound.scalars), bound.device, seed)
             fresh, launched = [outs[at] for at in op.fresh], op.launched(bound.tensors, bound.device, seed)
-            return fresh, launched, op, bound, _known_by(bound, traced, call)
+            own = _apart(arguments, fresh, [result.stride() for result in fresh])
+            return own, launched, op, bound, _known_by(bound, traced, call)
 
         with torch.no_grad():
             results, launched, op, bound, known_by = self.operate(operands, call, run)
@@ -525,16 +527,9 @@ class _Backward(NamedTuple):
 
         with torch.no_grad():
             found, launched, bound = forward.operate(operands, call, run)
-        taken_memory = {tensor.untyped_storage()._cdata for tensor in arguments if isinstance(tensor, torch.Tensor)}
-        results = []
-        for grad, tensor in zip(found, itertools.compress(operands, marks), strict=True):
-            assert grad is not None
-            strides = like_strides(tuple(tensor.shape), tensor.stride())
-            if grad.stride() != strides or grad.untyped_storage()._cdata in taken_memory:  # no result is an argument, or another result
-                grad, launched = torch.empty_strided(grad.shape, strides, dtype=grad.dtype, device=grad.device).copy_(grad), None
-            taken_memory.add(grad.untyped_storage()._cdata)
-            results.append(grad)
-        if launched is not None:
+        wanted = list(itertools.compress(operands, marks))
+        results = _apart(arguments, found, [like_strides(tuple(tensor.shape), tensor.stride()) for tensor in wanted])
+        if launched is not None and all(map(operator.is_, results, found)):
             forward.keep_shortcut(shortcuts, arguments, operands, bound.traced_with, launched)
         return results[0] if len(results) == 1 else tuple(results)
 
@@ -593,6 +588,17 @@ def _distinct(operands: Sequence[Any]) -> list[Any]:
         met.add(id(value))
         distinct.append(value)
     return distinct
+
+
+def _apart(arguments: Sequence[Any], results: Sequence[Any], strides: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
+    """The results in these strides, copied where one has others or is an argument's memory or another result's."""
+    taken, own = {tensor.untyped_storage()._cdata for tensor in arguments if isinstance(tensor, torch.Tensor)}, []
+    for result, wanted in zip(results, strides, strict=True):
+        if result.stride() != wanted or result.untyped_storage()._cdata in taken:
+            result = torch.empty_strided(result.shape, wanted, dtype=result.dtype, device=result.device).copy_(result)
+        taken.add(result.untyped_storage()._cdata)
+        own.append(result)
+    return own
 
 
 def _known_by(bound: Any, traced: Traced, call: str) -> Any:

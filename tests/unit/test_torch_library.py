@@ -763,6 +763,19 @@ def test_views_of_arguments_stay_views() -> None:
     assert_same(twice, x * 2)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_no_result_is_an_argument_or_another_result(dynamic: bool) -> None:
+    """Where nothing has to be copied, eager calls hand on what they were given."""
+    same = wl.fuse(lambda x: (x.contiguous(), x * 2, (x * 2).contiguous()))
+    compiled = torch.compile(lambda x: same(x.t()), fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for shape in ((1, 7), (7, 1), (3, 7)):
+        x = torch.randn(shape, requires_grad=True)
+        results = compiled(x)
+        assert len({tensor.untyped_storage()._cdata for tensor in (x, *results)}) == 4
+        assert_same(torch.autograd.grad([*results], x, [*results]), torch.autograd.grad([*same(x.t())], x, [*same(x.t())]))
+
+
 def test_gradients_without_an_expression_are_torchs_own() -> None:
     fn = wl.fuse(lambda x: torch.diagonal(x) * 2)
     x = torch.randn(4, 4)
