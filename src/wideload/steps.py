@@ -44,6 +44,7 @@ def define(head: str, steps: Steps) -> Callable[..., Any]:
     def defined(names: dict[str, Any]) -> Callable[..., Any]:
         exec(_code_of("\n    ".join((head, *steps.lines))), names)
         function: Callable[..., Any] = names.pop("call")
+        function.__code__ = function.__code__.replace()  # of its own: the interpreter notes in it where these very globals are
         return function
 
     return bind_names(defined, steps.names)  # type: ignore[no-any-return]

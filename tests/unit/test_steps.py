@@ -254,5 +254,8 @@ def test_calls_of_other_sizes_have_the_same_lines() -> None:
     f = wl.fuse(lambda x: x + 1, name="f")
     of = [steps_of_new(launches(f, torch.ones(n))[0], (output(torch.float32, n),), CPU, 0, 1) for n in (64, 128)]
     assert of[0].lines == of[1].lines
+    codes = [define("def call(t0):", each).__code__ for each in of]
+    assert codes[0] == codes[1]
+    assert codes[0] is not codes[1]  # what the interpreter notes of one's globals is not of the other's
     assert run_steps(print, (1, 0), range(2), ()).lines == ("outs = run((t0, t1, ), ())", "return (outs[1], outs[0], )")
     assert run_steps(print, 0, (2, 0), (1, 0)).lines == ("outs = run((t2, t0, ), (n1, n0, ))", "return outs[0]")
